@@ -1,6 +1,10 @@
 //! The words of throttling.
 
+mod guard;
+mod meter;
+mod pace;
 mod quota;
+mod tick;
 
 use std::{future::Future, time::Duration};
 

@@ -1,0 +1,351 @@
+//! One live quota: its pace and, for a window, its guard, taken together.
+//!
+//! Invariant: what is held counts in the guard and lowers the pace's cap, so that a permit may commit at any later
+//! instant without breaking the contract.
+
+use super::{
+    Quota, Unit,
+    guard::Guard,
+    pace::Pace,
+    quota::Contract,
+    tick::{Tick, nanos_of},
+};
+
+/// Level of one quota, what is held of it and what was committed lately.
+#[derive(Clone, Debug)]
+pub(crate) struct Meter {
+    pace: Pace,
+    guard: Option<Guard>,
+    held: u64,
+    /// Nothing is granted before this instant: the server said that nothing is left.
+    stopped: Tick,
+    unit: Unit,
+}
+
+impl Meter {
+    /// A quota at rest: the whole burst is there.
+    pub(crate) fn full(quota: &Quota, now: Tick) -> Self {
+        Self::with_level(quota, quota.burst_units(), now)
+    }
+
+    /// A quota of which `level` units may be taken at once; the past is unknown.
+    pub(crate) fn with_level(quota: &Quota, level: u32, now: Tick) -> Self {
+        let per = nanos_of(quota.per()).max(1);
+        let guard = (quota.contract() == Contract::Window).then(|| Guard::new(quota.units().into(), per));
+        Self {
+            pace: Pace::new(quota.units(), per, quota.burst_units(), level.min(quota.burst_units()), now),
+            guard,
+            held: 0,
+            stopped: Tick::default(),
+            unit: quota.unit_ref().clone(),
+        }
+    }
+
+    pub(crate) fn unit(&self) -> &Unit {
+        &self.unit
+    }
+
+    pub(crate) fn guard_mut(&mut self) -> Option<&mut Guard> {
+        self.guard.as_mut()
+    }
+
+    pub(crate) fn guard(&self) -> Option<&Guard> {
+        self.guard.as_ref()
+    }
+
+    pub(crate) fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Books all that happened by itself up to `now`. While the guard is full the pace fills to one unit only, counted
+    /// from the instant at which the guard frees: saving up would echo the first burst in every window, saving nothing
+    /// would cost a unit a window.
+    pub(crate) fn advance(&mut self, now: Tick, waiting: bool) {
+        if let Some(guard) = &mut self.guard {
+            let at = self.pace.at();
+            if guard.room(self.held, at) == 0 {
+                let frees = guard.free_at(1, self.held, at);
+                self.pace.fill_to_one(now.min(frees), self.held);
+            }
+            guard.expire(now);
+        }
+        self.pace.fill(now, self.held, waiting);
+    }
+
+    /// Whether `cost` can be held now; call [`advance`](Self::advance) first.
+    pub(crate) fn is_ready(&self, cost: u64, now: Tick) -> bool {
+        cost == 0
+            || (now >= self.stopped
+                && self.pace.holds(self.pace_need(cost))
+                && self.guard.as_ref().is_none_or(|guard| guard.room(self.held, now) >= cost))
+    }
+
+    /// A cost above the burst waits for a full pace and takes it into debt.
+    fn pace_need(&self, cost: u64) -> u64 {
+        cost.min(self.pace.burst().into())
+    }
+
+    /// Whether `cost` can never be granted: above the window's units, or above a bucket's burst.
+    pub(crate) fn is_never(&self, cost: u64) -> bool {
+        let most = self.guard.as_ref().map_or_else(|| self.pace.burst().into(), Guard::limit);
+        cost > most
+    }
+
+    pub(crate) fn hold(&mut self, cost: u64) {
+        self.pace.take(cost);
+        self.held += cost;
+    }
+
+    /// What was held goes on the wire at `now`; gives the slice, for [`settle`](Self::settle).
+    pub(crate) fn commit(&mut self, cost: u64, now: Tick) -> Tick {
+        self.held -= cost.min(self.held);
+        self.guard.as_mut().map_or_else(Tick::default, |guard| guard.commit(cost, now))
+    }
+
+    /// What was held comes back, exactly once.
+    pub(crate) fn give_back(&mut self, cost: u64) {
+        let back = cost.min(self.held);
+        self.held -= back;
+        self.pace.give(back);
+    }
+
+    /// Charges what was held in another scope's book before this meter existed.
+    pub(crate) fn adopt_held(&mut self, held: u64) {
+        self.held += held;
+        self.pace.take(held);
+    }
+
+    /// Corrects a committed cost to what it really was.
+    pub(crate) fn settle(&mut self, charged: u64, actual: u64, slice: Tick, now: Tick) {
+        if actual >= charged {
+            self.pace.take(actual - charged);
+            if let Some(guard) = &mut self.guard {
+                guard.commit(actual - charged, now);
+            }
+        } else {
+            self.pace.give(charged - actual);
+            self.pace.fill(now, self.held, false);
+            if let Some(guard) = &mut self.guard {
+                guard.take_back(charged - actual, slice);
+            }
+        }
+    }
+
+    /// The first instant from `from` on at which `cost` can be held when `ahead` units are taken before it. Exact for
+    /// the first in line, else a lower bound. `cut`: at `from` the level is at most one unit.
+    /// [`Tick::NEVER`]: only a commit or a give-back will tell.
+    pub(crate) fn ready_at(&self, ahead: u64, cost: u64, from: Tick, cut: bool) -> Tick {
+        if cost == 0 {
+            return from;
+        }
+        let mut pace = self.pace;
+        let mut guard_at = from.max(self.stopped);
+        if let Some(guard) = &self.guard {
+            if guard.room(self.held, pace.at()) == 0 {
+                let frees = guard.free_at(1, self.held, pace.at());
+                if frees == Tick::NEVER {
+                    return Tick::NEVER;
+                }
+                pace.fill_to_one(frees, self.held);
+            }
+            let most = guard.limit().saturating_sub(self.held).max(1);
+            guard_at = guard.free_at(ahead.saturating_add(cost).min(most), self.held, guard_at);
+        }
+        if cut {
+            pace.fill(from, self.held, false);
+            pace.cut_to_one();
+        }
+        pace.ready_at(ahead.saturating_add(self.pace_need(cost)), guard_at)
+    }
+
+    /// Cuts the level to one unit: what was saved before a pause is not let out at its end.
+    pub(crate) fn cut_to_one(&mut self) {
+        self.pace.cut_to_one();
+    }
+
+    /// Stops the quota until `until`; only ever later.
+    pub(crate) fn stop_until(&mut self, until: Tick) {
+        self.stopped = self.stopped.max(until);
+    }
+
+    pub(crate) fn stopped(&self) -> Tick {
+        self.stopped
+    }
+
+    /// Changes the quota under way; what was sent and what is held stay booked. Call [`advance`](Self::advance) first.
+    pub(crate) fn rerate(&mut self, quota: &Quota) {
+        let per = nanos_of(quota.per()).max(1);
+        self.pace.rerate(quota.units(), per, quota.burst_units());
+        if let Some(guard) = &mut self.guard {
+            guard.rerate(quota.units().into(), per);
+        }
+    }
+
+    /// Units that could be taken at once now.
+    pub(crate) fn left(&self, now: Tick) -> u64 {
+        if now < self.stopped {
+            return 0;
+        }
+        let level = u64::try_from(self.pace.level()).unwrap_or(0);
+        self.guard.as_ref().map_or(level, |guard| level.min(guard.room(self.held, now)))
+    }
+
+    /// The instant from which on nothing of the past matters: full, empty books, not stopped.
+    pub(crate) fn rests_at(&self) -> Tick {
+        let full = self.pace.ready_at(self.pace.burst().into(), self.pace.at());
+        let empty = self.guard.as_ref().map_or_else(Tick::default, Guard::empty_at);
+        if self.held > 0 { Tick::NEVER } else { full.max(empty).max(self.stopped) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    const MS: u64 = 1_000_000;
+
+    fn drive(meter: &mut Meter, until_ms: u64) -> Vec<u64> {
+        let mut now = Tick::default();
+        let mut sent = Vec::new();
+        while now < Tick::from_nanos(until_ms * MS) {
+            meter.advance(now, true);
+            while meter.is_ready(1, now) {
+                meter.hold(1);
+                meter.commit(1, now);
+                sent.push(now.nanos());
+            }
+            now = meter.ready_at(0, 1, now, false).max(now.plus(1));
+        }
+        sent
+    }
+
+    fn most_in(sent: &[u64], window: u64) -> usize {
+        let mut first = 0;
+        let mut most = 0;
+        for (i, at) in sent.iter().enumerate() {
+            while at - sent[first] > window {
+                first += 1;
+            }
+            most = most.max(i - first + 1);
+        }
+        most
+    }
+
+    #[test]
+    fn busy_windows_use_nearly_all_and_never_more() {
+        for n in 1..=100u32 {
+            let window = Duration::from_secs(1);
+            let mut meter = Meter::full(&Quota::window(n, window), Tick::default());
+            let sent = drive(&mut meter, 60_000);
+            assert!(most_in(&sent, 1000 * MS) <= n as usize, "N = {n}");
+            let used = sent.iter().filter(|t| **t >= 10_000 * MS).count() as f64 / (50.0 * f64::from(n));
+            assert!(used >= 0.98, "N = {n}: {used}");
+        }
+    }
+
+    #[test]
+    fn the_first_burst_has_no_echo() {
+        let mut meter = Meter::full(&Quota::per_second(100), Tick::default());
+        let sent = drive(&mut meter, 5_000);
+        let late: Vec<u64> = sent.iter().copied().filter(|t| *t > 1_500 * MS).collect();
+        assert!(most_in(&late, 20 * MS) <= 4, "at most the pace and a unit in 20 ms");
+    }
+
+    #[test]
+    fn a_heavy_cost_goes_into_debt_on_a_window_and_never_on_a_bucket() {
+        let mut window = Meter::full(&Quota::per_second(100), Tick::default());
+        assert!(window.is_ready(100, Tick::default()));
+        assert!(window.is_never(101));
+        window.hold(100);
+        window.commit(100, Tick::default());
+        window.advance(Tick::from_nanos(900 * MS), true);
+        assert!(!window.is_ready(1, Tick::from_nanos(900 * MS)));
+        let bucket = Meter::full(&Quota::bucket(100, Duration::from_secs(1)).burst(10), Tick::default());
+        assert!(bucket.is_never(11) && !bucket.is_never(10));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Hold(u64),
+        Commit(usize),
+        Drop(usize),
+        Rerate(u32, u64),
+        Others(u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            5 => (1u64..4).prop_map(Op::Hold),
+            5 => (0usize..8).prop_map(Op::Commit),
+            2 => (0usize..8).prop_map(Op::Drop),
+            1 => (1u32..30, 1u64..2000).prop_map(|(n, ms)| Op::Rerate(n, ms)),
+            1 => (0u64..10).prop_map(Op::Others),
+        ]
+    }
+
+    proptest! {
+        /// Whoever stalls between grant and commit: no closed window sees more than N.
+        #[test]
+        fn no_window_above_the_limit_however_holders_stall(
+            n in 1u32..30, ms in 1u64..2000,
+            steps in proptest::collection::vec((0u64..300, op()), 1..200),
+        ) {
+            let mut meter = Meter::full(&Quota::window(n, Duration::from_millis(ms)), Tick::default());
+            let (mut now, mut held, mut sent) = (Tick::default(), Vec::<u64>::new(), Vec::<(u64, u64)>::new());
+            // After a fall of the limit, what was held under the old one may still commit.
+            let mut promised = u64::from(n);
+            for (dt, op) in steps {
+                now = now.plus(dt * MS);
+                meter.advance(now, true);
+                match op {
+                    Op::Hold(cost) => if meter.is_ready(cost, now) { meter.hold(cost); held.push(cost); },
+                    Op::Drop(i) if i < held.len() => meter.give_back(held.swap_remove(i)),
+                    Op::Commit(i) if i < held.len() => {
+                        let cost = held.swap_remove(i);
+                        meter.commit(cost, now);
+                        sent.push((now.nanos(), cost));
+                        let window = meter.guard().unwrap().window();
+                        let from = now.nanos().saturating_sub(window);
+                        let count: u64 = sent.iter().filter(|(t, _)| *t >= from).map(|(_, c)| c).sum();
+                        prop_assert!(count <= promised, "{count} > {promised}");
+                    }
+                    Op::Rerate(n, ms) if held.is_empty() && sent.is_empty() => {
+                        meter.rerate(&Quota::window(n, Duration::from_millis(ms)));
+                        promised = u64::from(n);
+                    }
+                    Op::Others(d) => meter.guard_mut().unwrap().set_others(d, now),
+                    _ => {}
+                }
+            }
+        }
+
+        /// A timer set for `ready_at` finds the cost ready, and a nanosecond earlier it was not.
+        #[test]
+        fn the_first_in_line_is_ready_exactly_when_forecast(
+            n in 1u32..30, ms in 1u64..2000, cost in 1u64..8,
+            sends in proptest::collection::vec(0u64..100, 0..80),
+        ) {
+            let quota = Quota::window(n, Duration::from_millis(ms));
+            let mut meter = Meter::full(&quota, Tick::default());
+            let mut now = Tick::default();
+            for dt in sends {
+                now = now.plus(dt * MS);
+                meter.advance(now, false);
+                if meter.is_ready(1, now) { meter.hold(1); meter.commit(1, now); }
+            }
+            meter.advance(now, false);
+            if !meter.is_never(cost) {
+                let at = meter.ready_at(0, cost, now, false);
+                if at > now {
+                    let mut early = meter.clone();
+                    early.advance(Tick::from_nanos(at.nanos() - 1), false);
+                    prop_assert!(!early.is_ready(cost, Tick::from_nanos(at.nanos() - 1)));
+                }
+                meter.advance(at, false);
+                prop_assert!(meter.is_ready(cost, at));
+            }
+        }
+    }
+}
