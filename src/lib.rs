@@ -19,5 +19,5 @@ pub mod testing;
 mod verdict;
 
 pub use error::Error;
-pub use limit::{Key, Limiter, LimiterBuilder, ParseQuotaError, Permit, Quota, Refused, Unit};
+pub use limit::{Acquire, Key, Limiter, LimiterBuilder, ParseQuotaError, Permit, Quota, Refused, Snapshot, Unit};
 pub use {http, reqwest};

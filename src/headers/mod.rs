@@ -59,3 +59,14 @@ pub fn read(status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>, receiv
     let _ = (status, headers, body, received);
     Hints::default()
 }
+
+/// The wait that a throttled answer asks for: the named one; else the largest reset of the quotas with nothing left,
+/// else of those that do not tell what is left.
+pub(crate) fn asked_wait(hints: &Hints) -> Option<Duration> {
+    let largest =
+        |chosen: fn(&QuotaHint) -> bool| hints.quotas.iter().filter(|q| chosen(q)).filter_map(|q| q.reset_after).max();
+    hints
+        .retry_after
+        .or_else(|| largest(|q| q.remaining.is_some_and(|left| left <= 0.0)))
+        .or_else(|| largest(|q| q.remaining.is_none()))
+}

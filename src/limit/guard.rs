@@ -57,20 +57,18 @@ impl Guard {
         self.window.div_ceil(SLICES)
     }
 
-    /// Books a commit at `now` and gives the slice it stands in, for a later correction.
-    pub(crate) fn commit(&mut self, units: u64, now: Tick) -> Tick {
+    /// Books a commit at `now`.
+    pub(crate) fn commit(&mut self, units: u64, now: Tick) {
         let slice = self.slice();
         let end = Tick::from_nanos((now.nanos() / slice).saturating_add(1).saturating_mul(slice));
         self.used = self.used.saturating_add(units);
         match self.slices.back_mut() {
             Some((last, count)) if *last >= end => {
                 *count = count.saturating_add(units);
-                *last
             }
             _ => {
                 self.grow();
                 self.slices.push_back((end, units));
-                end
             }
         }
     }
@@ -83,10 +81,10 @@ impl Guard {
         }
     }
 
-    /// Takes back units of a commit whose real cost was lower; nothing, if its slice no longer counts.
-    pub(crate) fn take_back(&mut self, units: u64, slice: Tick) {
-        if let Ok(index) = self.slices.binary_search_by_key(&slice, |(end, _)| *end) {
-            let (_, count) = &mut self.slices[index];
+    /// Takes back units of a commit at `sent` whose real cost was lower; nothing, if it no longer counts.
+    pub(crate) fn take_back(&mut self, units: u64, sent: Tick) {
+        let index = self.slices.partition_point(|(end, _)| *end <= sent);
+        if let Some((_, count)) = self.slices.get_mut(index).filter(|(end, _)| end.since(sent) <= self.window) {
             let back = units.min(*count);
             *count -= back;
             self.used -= back;
@@ -136,29 +134,18 @@ impl Guard {
     /// stay. [`Tick::NEVER`] if only a give-back can make room.
     pub(crate) fn free_at(&self, units: u64, held: u64, from: Tick) -> Tick {
         let counts_for = self.slice().saturating_mul(SLICES);
-        let mut at = from.max(self.blocked);
-        let mut used = self.used;
-        let mut slices = self.slices.iter();
-        loop {
-            let mut next = Tick::NEVER;
-            for &(end, count) in slices.by_ref() {
-                if end.plus(counts_for) > at {
-                    next = end.plus(counts_for);
-                    // The loop below resumes behind this slice, so it is taken off here.
-                    if let Some(free) = self.others_gone_at(units, used.saturating_add(held), at).filter(|t| *t < next)
-                    {
-                        return free;
-                    }
-                    used -= count;
-                    break;
-                }
-                used -= count;
+        let (mut used, mut at) = (self.used, from.max(self.blocked));
+        for &(end, count) in &self.slices {
+            let expires = end.plus(counts_for);
+            if let Some(free) = self.others_gone_at(units, used.saturating_add(held), at)
+                && free < expires
+            {
+                return free;
             }
-            if next == Tick::NEVER {
-                return self.others_gone_at(units, used.saturating_add(held), at).unwrap_or(Tick::NEVER);
-            }
-            at = next;
+            used -= count;
+            at = at.max(expires);
         }
+        self.others_gone_at(units, used.saturating_add(held), at).unwrap_or(Tick::NEVER)
     }
 
     /// The first instant from `at` on at which others leave room for `units` beside `taken` of our own.
@@ -205,7 +192,7 @@ mod tests {
     #[test]
     fn a_slice_counts_for_the_window_and_one_more() {
         let mut guard = Guard::new(1, 64);
-        assert_eq!(guard.commit(1, tick(0)), tick(1));
+        guard.commit(1, tick(0));
         guard.expire(tick(64));
         assert_eq!(guard.room(0, tick(64)), 0);
         guard.expire(tick(65));
@@ -273,14 +260,14 @@ mod tests {
                     guard.rerate(limit, window);
                     guard.expire(now);
                 }
-                if guard.room(0, now) >= units {
+                let granted_now = guard.room(0, now) >= units;
+                if granted_now {
                     guard.commit(units, now);
                     sent.push((now, units));
                 }
                 // Every closed window of the present length that ends now.
                 let from = now.nanos().saturating_sub(guard.window());
                 let count: u64 = sent.iter().filter(|(t, _)| t.nanos() >= from).map(|(_, n)| n).sum();
-                let granted_now = sent.last().is_some_and(|(t, _)| *t == now);
                 prop_assert!(!granted_now || count <= limit, "{count} of {limit} at {now:?}");
             }
         }

@@ -96,10 +96,12 @@ impl Meter {
         self.held += cost;
     }
 
-    /// What was held goes on the wire at `now`; gives the slice, for [`settle`](Self::settle).
-    pub(crate) fn commit(&mut self, cost: u64, now: Tick) -> Tick {
+    /// What was held goes on the wire at `now`.
+    pub(crate) fn commit(&mut self, cost: u64, now: Tick) {
         self.held -= cost.min(self.held);
-        self.guard.as_mut().map_or_else(Tick::default, |guard| guard.commit(cost, now))
+        if let Some(guard) = self.guard.as_mut().filter(|_| cost > 0) {
+            guard.commit(cost, now);
+        }
     }
 
     /// What was held comes back, exactly once.
@@ -115,8 +117,8 @@ impl Meter {
         self.pace.take(held);
     }
 
-    /// Corrects a committed cost to what it really was.
-    pub(crate) fn settle(&mut self, charged: u64, actual: u64, slice: Tick, now: Tick) {
+    /// Corrects a cost committed at `sent` to what it really was.
+    pub(crate) fn settle(&mut self, charged: u64, actual: u64, sent: Tick, now: Tick) {
         if actual >= charged {
             self.pace.take(actual - charged);
             if let Some(guard) = &mut self.guard {
@@ -126,7 +128,7 @@ impl Meter {
             self.pace.give(charged - actual);
             self.pace.fill(now, self.held, false);
             if let Some(guard) = &mut self.guard {
-                guard.take_back(charged - actual, slice);
+                guard.take_back(charged - actual, sent);
             }
         }
     }

@@ -1,0 +1,128 @@
+//! The limiter key and the route: hashes of texts that are not kept.
+
+use std::{
+    collections::hash_map::RandomState,
+    fmt,
+    hash::{BuildHasher, DefaultHasher, Hasher},
+    sync::OnceLock,
+};
+
+/// The limiter key: which calls share limits.
+///
+/// Made from a text, of which only a 128-bit hash is kept, keyed at random per process: it reveals nothing, and keys
+/// that a stranger chose cannot be made to collide. Equal texts give equal keys within one process.
+///
+/// ```
+/// use abide::Key;
+///
+/// assert_eq!(Key::from("tenant-7"), Key::from(String::from("tenant-7")));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key(u128);
+
+impl Key {
+    /// From several parts, told apart by their lengths.
+    pub(crate) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let (mut one, mut two) = hashers();
+        for part in parts {
+            for hasher in [&mut one, &mut two] {
+                hasher.write_usize(part.len());
+                hasher.write(part);
+            }
+        }
+        Self((u128::from(one.finish()) << 64) | u128::from(two.finish()))
+    }
+
+    /// Eight hexadecimal digits that name the key in logs and events.
+    fn short(self) -> u32 {
+        u32::try_from(self.0 >> 96).unwrap_or_default()
+    }
+
+    /// Well mixed bits, for a map.
+    pub(crate) const fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+fn hashers() -> (DefaultHasher, DefaultHasher) {
+    static SEEDS: OnceLock<(RandomState, RandomState)> = OnceLock::new();
+    let (one, two) = SEEDS.get_or_init(|| (RandomState::new(), RandomState::new()));
+    (one.build_hasher(), two.build_hasher())
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self::of_parts([text.as_bytes()])
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Self {
+        Self::from(text.as_str())
+    }
+}
+
+/// Eight hexadecimal digits of the hash; never the text.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.short())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
+    }
+}
+
+/// Method and path of a request, with each segment that looks like an identifier replaced: the key of route quotas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Route(u64);
+
+impl Route {
+    pub(crate) fn of(method: &http::Method, path: &str) -> Self {
+        let (mut hasher, _) = hashers();
+        hasher.write(method.as_str().as_bytes());
+        for segment in path.split('/') {
+            hasher.write_u8(b'/');
+            hasher.write(if is_identifier(segment) { b"*" } else { segment.as_bytes() });
+        }
+        Self(hasher.finish())
+    }
+}
+
+/// A number, a UUID, or 16 and more letters and digits.
+fn is_identifier(segment: &str) -> bool {
+    let bytes = segment.as_bytes();
+    let number = !bytes.is_empty() && bytes.iter().all(u8::is_ascii_digit);
+    let uuid = bytes.len() == 36
+        && bytes
+            .iter()
+            .enumerate()
+            .all(|(i, b)| if [8, 13, 18, 23].contains(&i) { *b == b'-' } else { b.is_ascii_hexdigit() });
+    let long = bytes.len() >= 16 && bytes.iter().all(u8::is_ascii_alphanumeric);
+    number || uuid || long
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Method;
+
+    #[test]
+    fn parts_are_told_apart() {
+        assert_ne!(Key::of_parts([b"ab".as_slice(), b"c"]), Key::of_parts([b"a".as_slice(), b"bc"]));
+        assert_eq!(Key::from("a"), Key::from("a".to_owned()));
+        assert_eq!(format!("{}", Key::from("secret")).len(), 8);
+    }
+
+    #[test]
+    fn identifiers_do_not_make_routes() {
+        let of = |path| Route::of(&Method::GET, path);
+        assert_eq!(of("/channels/123/messages"), of("/channels/456/messages"));
+        assert_eq!(of("/c/8e03978e-40d5-43e8-bc93-6894a57f9324"), of("/c/1e03978e-40d5-43e8-bc93-6894a57f9325"));
+        assert_eq!(of("/c/abcdefghij0123456"), of("/c/zzcdefghij0123456"));
+        assert_ne!(of("/channels"), of("/guilds"));
+        assert_ne!(of("/channels"), Route::of(&Method::POST, "/channels"));
+    }
+}

@@ -1,0 +1,192 @@
+//! One set of quotas per key, bounded; keys of which nothing matters any more leave.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasherDefault, Hasher},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    task::Waker,
+};
+
+use super::{
+    Config, Key,
+    costs::Costs,
+    learn::{Answer, Book},
+    meter::Meter,
+    pause::Ramp,
+    scope::Scope,
+    tick::Tick,
+};
+
+/// All that is known of one key.
+#[derive(Debug)]
+pub(crate) struct KeyState {
+    pub(crate) scope: Scope,
+    pub(crate) book: Book,
+    /// It has left the map; whoever holds it looks the key up again.
+    gone: bool,
+}
+
+impl KeyState {
+    fn new(config: &Config, now: Tick) -> Self {
+        let meters: Vec<Meter> = config.quotas.iter().map(|quota| Meter::full(quota, now)).collect();
+        let ramp = if config.rules.learn { Ramp::default() } else { Ramp::over() };
+        Self { scope: Scope::new(meters, config.max_in_flight, ramp), book: Book::default(), gone: false }
+    }
+
+    pub(crate) fn commit(&mut self, costs: &Costs, now: Tick) -> u64 {
+        self.scope.commit(costs, now);
+        self.book.commit()
+    }
+
+    pub(crate) fn observe(&mut self, answer: &Answer<'_>, config: &Config, now: Tick, wakes: &mut Vec<Waker>) {
+        self.book.observe(&mut self.scope, answer, config.rules, now, wakes);
+        self.scope.pump(now, wakes);
+    }
+
+    fn rests_at(&self) -> Tick {
+        self.scope.rests_at().max(self.book.rests_at())
+    }
+}
+
+/// A key's state behind its lock.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(crate) key: Key,
+    pub(crate) config: Arc<Config>,
+    state: Mutex<KeyState>,
+}
+
+impl Cell {
+    /// Runs pure code under the lock, then wakes whom it names, outside of it.
+    pub(crate) fn with<R>(&self, run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R) -> R {
+        let mut wakes = Vec::new();
+        let out = run(&mut self.lock(), &mut wakes);
+        wakes.into_iter().for_each(Waker::wake);
+        out
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, KeyState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The map of keys.
+#[derive(Debug, Default)]
+pub(crate) struct Keyed {
+    cells: RwLock<HashMap<Key, Arc<Cell>, BuildHasherDefault<Mixed>>>,
+    /// Keys by the second at which they are looked at again.
+    due: Mutex<BTreeMap<u64, Vec<Key>>>,
+}
+
+/// So many due keys are looked at when a key comes in.
+const PER_TOUCH: usize = 4;
+
+/// A key that is busy when it is due is looked at again after so long.
+const BUSY: u64 = 10 * SECOND;
+const SECOND: u64 = 1_000_000_000;
+
+impl Keyed {
+    /// The cell of a key, made if it is new; none if all places are taken by keys that still matter.
+    pub(crate) fn cell(&self, key: &Key, config: &Arc<Config>, now: Tick) -> Option<Arc<Cell>> {
+        if let Some(cell) = self.get(key) {
+            return Some(cell);
+        }
+        self.sweep(now, PER_TOUCH);
+        if self.len() >= config.max_keys {
+            self.sweep(now, usize::MAX);
+        }
+        let mut cells = self.cells.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cell) = cells.get(key) {
+            return Some(Arc::clone(cell));
+        }
+        if cells.len() >= config.max_keys {
+            return None;
+        }
+        let state = Mutex::new(KeyState::new(config, now));
+        let cell = Arc::new(Cell { key: *key, config: Arc::clone(config), state });
+        cells.insert(*key, Arc::clone(&cell));
+        drop(cells);
+        self.look_again(*key, now.plus(SECOND));
+        Some(cell)
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<Cell>> {
+        self.cells.read().unwrap_or_else(PoisonError::into_inner).get(key).map(Arc::clone)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.cells.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Runs pure code on the live state of a key; none if there is no place for it.
+    pub(crate) fn with<R>(
+        &self,
+        key: &Key,
+        config: &Arc<Config>,
+        now: Tick,
+        mut run: impl FnMut(&Arc<Cell>, &mut KeyState, &mut Vec<Waker>) -> R,
+    ) -> Option<R> {
+        loop {
+            let cell = self.cell(key, config, now)?;
+            let done = cell.with(|state, wakes| (!state.gone).then(|| run(&cell, state, wakes)));
+            if done.is_some() {
+                return done;
+            }
+        }
+    }
+
+    fn look_again(&self, key: Key, at: Tick) {
+        let second = at.nanos() / SECOND + 1;
+        self.due.lock().unwrap_or_else(PoisonError::into_inner).entry(second).or_default().push(key);
+    }
+
+    /// Looks at up to `most` keys that are due, in the order in which they are; those of which nothing matters leave.
+    pub(crate) fn sweep(&self, now: Tick, most: usize) {
+        for _ in 0..most {
+            let Some(key) = self.next_due(now) else { return };
+            let Some(cell) = self.get(&key) else { continue };
+            let rests = {
+                let mut state = cell.lock();
+                state.scope.advance(now);
+                let rests = state.rests_at();
+                state.gone = rests <= now;
+                rests
+            };
+            if rests <= now {
+                self.cells.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+            } else {
+                self.look_again(key, if rests == Tick::NEVER { now.plus(BUSY) } else { rests });
+            }
+        }
+    }
+
+    fn next_due(&self, now: Tick) -> Option<Key> {
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = due.first_entry().filter(|first| *first.key() <= now.nanos() / SECOND)?;
+        let key = first.get_mut().pop();
+        if first.get().is_empty() {
+            first.remove();
+        }
+        key
+    }
+}
+
+/// A key is a keyed hash already: its bits are used as they are.
+#[derive(Debug, Default)]
+pub(crate) struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u128(&mut self, bits: u128) {
+        self.0 = u64::try_from(bits & u128::from(u64::MAX)).unwrap_or_default();
+    }
+}

@@ -1,0 +1,203 @@
+//! Who waits, in order, and until when: pure, handed now.
+//!
+//! Invariants: first come, first granted; a grant that nobody collects lapses and its waiter keeps its place; nothing
+//! here depends on any waiter being polled.
+
+use std::{collections::BTreeMap, task::Waker};
+
+use super::{
+    costs::{Costs, Sums},
+    tick::Tick,
+};
+
+/// A grant that no poll collects within this time goes back.
+pub(crate) const LAPSE: u64 = 50_000_000;
+
+/// So many of the first in line keep timers at their exact forecast; the others keep their first estimate.
+pub(crate) const EXACT: usize = 16;
+
+/// One who waits.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) costs: Costs,
+    pub(crate) deadline: Tick,
+    /// Requests that had joined before this one, ever.
+    pub(crate) behind: u64,
+    /// Its timer stands at its exact forecast.
+    pub(crate) exact: bool,
+    pub(crate) waker: Option<Waker>,
+}
+
+/// A grant on its way to its waiter.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub(crate) waiter: Waiter,
+    pub(crate) probe: bool,
+    /// Never, while it stands in the line of a wider scope.
+    pub(crate) lapses: Tick,
+}
+
+/// The line of one scope.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    waiting: BTreeMap<u64, Waiter>,
+    granted: BTreeMap<u64, Granted>,
+    /// No grant lapses before this instant.
+    soonest: Tick,
+    /// Not polled in time; out of the line until polled again.
+    lapsed: BTreeMap<u64, Waiter>,
+    joined: u64,
+    left: u64,
+    sums: Sums,
+    /// Forecasts have moved earlier: whoever holds an exact timer is woken.
+    pub(crate) restless: bool,
+    /// Somebody was told "never by itself": commits and give-backs wake too.
+    pub(crate) blind: bool,
+}
+
+impl Queue {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.granted.is_empty() && self.lapsed.is_empty()
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len() + self.lapsed.len()
+    }
+
+    pub(crate) fn sums(&self) -> &Sums {
+        &self.sums
+    }
+
+    /// One stands in line; `seq` is above all that were used before.
+    pub(crate) fn join(&mut self, seq: u64, costs: Costs, deadline: Tick) {
+        self.sums.add(&costs);
+        let waiter = Waiter { costs, deadline, behind: self.joined, exact: false, waker: None };
+        self.joined += 1;
+        self.waiting.insert(seq, waiter);
+    }
+
+    pub(crate) fn first(&self) -> Option<&Waiter> {
+        self.waiting.first_key_value().map(|(_, waiter)| waiter)
+    }
+
+    /// The first in line is too late: it leaves, and learns why when polled.
+    pub(crate) fn expire_first(&mut self) -> Option<Waker> {
+        let (_, mut waiter) = self.waiting.pop_first()?;
+        self.sums.sub(&waiter.costs);
+        self.left += 1;
+        self.restless = true;
+        waiter.waker.take()
+    }
+
+    pub(crate) fn set_waker(&mut self, seq: u64, waker: &Waker) {
+        if let Some(waiter) = self.waiting.get_mut(&seq) {
+            match &mut waiter.waker {
+                Some(old) => old.clone_from(waker),
+                none => *none = Some(waker.clone()),
+            }
+        }
+    }
+
+    /// Notes what kind of timer one in line has; `blind`: none will tell it.
+    pub(crate) fn set_timer(&mut self, seq: u64, exact: bool, blind: bool) {
+        if let Some(waiter) = self.waiting.get_mut(&seq) {
+            waiter.exact = exact;
+        }
+        self.blind |= blind;
+    }
+
+    /// The first in line is granted; it has until `lapses` to collect. Gives its waker.
+    pub(crate) fn grant_first(&mut self, probe: bool, lapses: Tick) -> Option<Waker> {
+        let (seq, mut waiter) = self.waiting.pop_first()?;
+        self.sums.sub(&waiter.costs);
+        self.left += 1;
+        let waker = waiter.waker.take();
+        self.soonest = if self.granted.is_empty() { lapses } else { self.soonest.min(lapses) };
+        self.granted.insert(seq, Granted { waiter, probe, lapses });
+        waker
+    }
+
+    /// The one polled takes its grant.
+    pub(crate) fn collect(&mut self, seq: u64) -> Option<Granted> {
+        self.granted.remove(&seq)
+    }
+
+    /// A grant that lapsed at or before `now`; its waiter keeps its place and returns to it when polled.
+    pub(crate) fn lapse(&mut self, now: Tick) -> Option<(Costs, bool)> {
+        if self.granted.is_empty() || now < self.soonest {
+            return None;
+        }
+        let lapsed = self.granted.iter().find(|(_, granted)| granted.lapses <= now).map(|(seq, _)| *seq);
+        let Some(granted) = lapsed.and_then(|seq| Some((seq, self.granted.remove(&seq)?))) else {
+            self.soonest = self.granted.values().map(|granted| granted.lapses).min().unwrap_or(Tick::NEVER);
+            return None;
+        };
+        let (seq, Granted { waiter, probe, .. }) = granted;
+        let costs = waiter.costs.clone();
+        self.lapsed.insert(seq, waiter);
+        Some((costs, probe))
+    }
+
+    /// An instant not after the next lapse of a grant.
+    pub(crate) fn next_lapse(&self) -> Tick {
+        if self.granted.is_empty() { Tick::NEVER } else { self.soonest }
+    }
+
+    /// One who lapsed is polled again and stands in its place.
+    pub(crate) fn revive(&mut self, seq: u64) {
+        if let Some(waiter) = self.lapsed.remove(&seq) {
+            self.sums.add(&waiter.costs);
+            self.left -= 1;
+            self.waiting.insert(seq, Waiter { exact: false, ..waiter });
+        }
+    }
+
+    /// Takes one out of the line; gives what it held, if it was granted.
+    pub(crate) fn remove(&mut self, seq: u64) -> Option<Granted> {
+        if let Some(waiter) = self.waiting.remove(&seq) {
+            self.sums.sub(&waiter.costs);
+            self.left += 1;
+            self.restless = true;
+        }
+        self.lapsed.remove(&seq);
+        self.granted.remove(&seq)
+    }
+
+    /// Costs of those before `seq`, if it is among the first [`EXACT`]; else of none, and `false`.
+    pub(crate) fn ahead(&self, seq: u64) -> (Sums, bool) {
+        let mut sums = Sums::default();
+        for (other, waiter) in self.waiting.iter().take(EXACT) {
+            if *other == seq {
+                return (sums, true);
+            }
+            sums.add(&waiter.costs);
+        }
+        (Sums::default(), false)
+    }
+
+    /// About how many stand before one in line; never more than do.
+    pub(crate) fn place(&self, seq: u64) -> u32 {
+        let before = self.waiting.get(&seq).map_or(0, |waiter| waiter.behind.saturating_sub(self.left));
+        u32::try_from(before).unwrap_or(u32::MAX)
+    }
+
+    /// Wakers of those among the first [`EXACT`] whose timer is not exact, or of all of these if forecasts moved.
+    pub(crate) fn stir(&mut self, wakes: &mut Vec<Waker>) {
+        let all = std::mem::take(&mut self.restless);
+        for waiter in self.waiting.values_mut().take(EXACT) {
+            if all || !waiter.exact {
+                waiter.exact = false;
+                wakes.extend(waiter.waker.take());
+            }
+        }
+    }
+
+    /// Wakers of those whose deadline lies before `until`: they will be refused.
+    pub(crate) fn wake_hopeless(&mut self, until: Tick, wakes: &mut Vec<Waker>) {
+        wakes.extend(self.waiting.values_mut().filter(|w| w.deadline < until).filter_map(|w| w.waker.take()));
+    }
+}

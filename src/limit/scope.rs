@@ -1,0 +1,397 @@
+//! One scope: its quotas, its pause, its slots and its line, taken together or not at all. Pure, handed now.
+//!
+//! Invariant: each meter's `held` is the sum of the costs of all grants of this scope that are neither committed nor
+//! given back, whenever the meter was made.
+
+use std::task::Waker;
+
+use super::{
+    Unit,
+    costs::{Costs, Sums},
+    meter::Meter,
+    pause::{Pause, Ramp},
+    queue::{Granted, LAPSE, Queue},
+    tick::Tick,
+};
+
+/// What one call wants of a scope.
+#[derive(Clone, Debug)]
+pub(crate) struct Want {
+    pub(crate) costs: Costs,
+    pub(crate) deadline: Tick,
+    /// The longest pause worth waiting for, in nanoseconds.
+    pub(crate) max_pause: u64,
+    /// Refused if so many wait already.
+    pub(crate) most_waiting: usize,
+}
+
+/// What comes of asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Turn {
+    /// Held for the caller, who commits or gives back. `probe`: it is the first after a pause.
+    Granted { probe: bool },
+    /// In line as `seq`; ask again at `until` or when woken.
+    Wait { seq: u64, until: Tick },
+    /// No.
+    Refused { why: Why, retry_at: Option<Tick> },
+}
+
+/// Why a call is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Its cost can never fit.
+    Never,
+    /// It would come after its deadline.
+    Deadline,
+    /// More remains of a pause than it would wait.
+    Paused,
+    /// Nothing is free at this instant, and it would not wait.
+    Busy,
+    /// Too many wait, or there are too many keys.
+    Full,
+}
+
+/// Slots: attempts that may be under way at once.
+#[derive(Clone, Debug)]
+pub(crate) struct Slots {
+    pub(crate) most: u32,
+    pub(crate) held: u32,
+    pub(crate) in_flight: u32,
+}
+
+impl Slots {
+    fn is_free(&self) -> bool {
+        self.held.saturating_add(self.in_flight) < self.most
+    }
+}
+
+/// Quotas that are taken together, and who waits for them.
+#[derive(Debug)]
+pub(crate) struct Scope {
+    pub(crate) meters: Vec<Meter>,
+    pub(crate) pause: Pause,
+    pub(crate) slots: Slots,
+    pub(crate) ramp: Ramp,
+    /// Sum of what is held, for meters that are made later.
+    held: Sums,
+    /// How long the answer of a probe is waited for.
+    pub(crate) patience: u64,
+    queue: Option<Box<Queue>>,
+    /// The number of the next who stands in line; never used twice.
+    next: u64,
+}
+
+/// Least time that the answer of a probe is waited for.
+pub(crate) const PATIENCE: u64 = 250_000_000;
+
+/// A waiter's timer is at least so far ahead: the grain of timers.
+const TIMER: u64 = 1_000_000;
+
+impl Scope {
+    pub(crate) fn new(meters: Vec<Meter>, max_in_flight: u32, ramp: Ramp) -> Self {
+        Self {
+            meters,
+            pause: Pause::default(),
+            slots: Slots { most: max_in_flight, held: 0, in_flight: 0 },
+            ramp,
+            held: Sums::default(),
+            patience: PATIENCE,
+            queue: None,
+            next: 0,
+        }
+    }
+
+    /// Asks for `want`: granted if nobody waits and all is there, else in line, else refused.
+    pub(crate) fn join(&mut self, want: &Want, waker: &Waker, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
+        if let Some(turn) = self.try_join(want, now, wakes) {
+            return turn;
+        }
+        let estimate = self.estimate(&want.costs, now);
+        let queue = self.queue.get_or_insert_default();
+        if queue.waiting() >= want.most_waiting {
+            return Turn::Refused { why: Why::Full, retry_at: known(estimate) };
+        }
+        if estimate != Tick::NEVER && estimate >= want.deadline {
+            return Turn::Refused { why: Why::Deadline, retry_at: Some(estimate) };
+        }
+        let seq = self.next;
+        self.next += 1;
+        queue.join(seq, want.costs.clone(), want.deadline);
+        queue.set_waker(seq, waker);
+        Turn::Wait { seq, until: self.timer(seq, want, now) }
+    }
+
+    /// As [`join`](Self::join), but never in line.
+    pub(crate) fn try_now(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
+        self.try_join(want, now, wakes)
+            .unwrap_or_else(|| Turn::Refused { why: Why::Busy, retry_at: known(self.estimate(&want.costs, now)) })
+    }
+
+    fn try_join(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Option<Turn> {
+        self.pump(now, wakes);
+        if self.meters.iter().any(|meter| meter.is_never(want.costs.get(meter.unit()))) {
+            return Some(Turn::Refused { why: Why::Never, retry_at: None });
+        }
+        if let Some(refused) = self.refused_by_pause(want, now) {
+            return Some(refused);
+        }
+        let alone = self.queue.as_ref().is_none_or(|queue| queue.is_idle());
+        (alone && self.is_ready(&want.costs, now)).then(|| Turn::Granted { probe: self.hold(&want.costs, now) })
+    }
+
+    fn refused_by_pause(&self, want: &Want, now: Tick) -> Option<Turn> {
+        let until = self.pause.until(now)?;
+        let why = if until >= want.deadline {
+            Why::Deadline
+        } else if until.since(now) > want.max_pause {
+            Why::Paused
+        } else {
+            return None;
+        };
+        Some(Turn::Refused { why, retry_at: Some(until) })
+    }
+
+    /// One in line asks again.
+    pub(crate) fn poll(&mut self, seq: u64, want: &Want, waker: &Waker, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
+        if let Some(queue) = &mut self.queue {
+            queue.revive(seq);
+        }
+        self.pump(now, wakes);
+        if let Some(Granted { probe, .. }) = self.queue.as_mut().and_then(|queue| queue.collect(seq)) {
+            return Turn::Granted { probe };
+        }
+        let hopeless = self.refused_by_pause(want, now).or_else(|| {
+            (now >= want.deadline)
+                .then(|| Turn::Refused { why: Why::Deadline, retry_at: known(self.forecast(seq, &want.costs, now).0) })
+        });
+        if let Some(refused) = hopeless {
+            self.leave(seq, now, wakes);
+            return refused;
+        }
+        let until = self.timer(seq, want, now);
+        if let Some(queue) = &mut self.queue {
+            queue.set_waker(seq, waker);
+        }
+        Turn::Wait { seq, until }
+    }
+
+    /// One in line leaves it, whatever it was granted goes back.
+    pub(crate) fn leave(&mut self, seq: u64, now: Tick, wakes: &mut Vec<Waker>) {
+        let Some(queue) = &mut self.queue else { return };
+        if let Some(granted) = queue.remove(seq) {
+            self.give_back(&granted.waiter.costs, granted.probe);
+        }
+        self.pump(now, wakes);
+    }
+
+    /// Grants, in order, to all that are due, and wakes whoever should set a new timer.
+    pub(crate) fn pump(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
+        self.advance(now);
+        let Some(mut queue) = self.queue.take() else { return };
+        while let Some((costs, probe)) = queue.lapse(now) {
+            self.give_back_to(&costs, probe, Some(&mut queue));
+            self.advance(now);
+        }
+        while let Some(first) = queue.first() {
+            if first.deadline <= now {
+                wakes.extend(queue.expire_first());
+                continue;
+            }
+            if !self.is_ready(&first.costs, now) {
+                break;
+            }
+            let costs = first.costs.clone();
+            let probe = self.hold(&costs, now);
+            wakes.extend(queue.grant_first(probe, now.plus(LAPSE)));
+        }
+        queue.stir(wakes);
+        if !queue.is_empty() {
+            self.queue = Some(queue);
+        }
+    }
+
+    /// Books what happened by itself: refills, expiries, the end of a pause.
+    pub(crate) fn advance(&mut self, now: Tick) {
+        let waiting = self.queue.as_ref().is_some_and(|queue| !queue.is_idle());
+        if let Some(end) = self.pause.take_end(now) {
+            for meter in &mut self.meters {
+                meter.advance(end, false);
+                meter.cut_to_one();
+            }
+            self.restless();
+        }
+        for meter in &mut self.meters {
+            meter.advance(now, waiting);
+        }
+    }
+
+    fn is_ready(&self, costs: &Costs, now: Tick) -> bool {
+        self.pause.is_quiet(now)
+            && self.slots.is_free()
+            && (!self.meters.is_empty() || self.ramp.is_ready(self.slots.held.into(), now))
+            && self.meters.iter().all(|meter| meter.is_ready(costs.get(meter.unit()), now))
+    }
+
+    /// Takes all of it. Gives whether the grant is a probe.
+    fn hold(&mut self, costs: &Costs, now: Tick) -> bool {
+        for meter in &mut self.meters {
+            meter.hold(costs.get(meter.unit()));
+        }
+        self.held.add(costs);
+        self.slots.held += 1;
+        self.pause.grant(now, self.patience)
+    }
+
+    /// What was held goes on the wire. Gives the slice of each meter's book.
+    pub(crate) fn commit(&mut self, costs: &Costs, now: Tick) {
+        self.advance(now);
+        for meter in &mut self.meters {
+            meter.commit(costs.get(meter.unit()), now);
+        }
+        self.held.sub(costs);
+        self.slots.held -= 1;
+        self.slots.in_flight += 1;
+        self.ramp.commit(now);
+        self.see_again();
+    }
+
+    /// What was held comes back, exactly once; call [`pump`](Self::pump) after.
+    pub(crate) fn give_back(&mut self, costs: &Costs, probe: bool) {
+        let mut queue = self.queue.take();
+        self.give_back_to(costs, probe, queue.as_deref_mut());
+        self.queue = queue;
+    }
+
+    fn give_back_to(&mut self, costs: &Costs, probe: bool, queue: Option<&mut Queue>) {
+        for meter in &mut self.meters {
+            meter.give_back(costs.get(meter.unit()));
+        }
+        self.held.sub(costs);
+        self.slots.held -= 1;
+        if probe {
+            self.pause.probe_unsent();
+        }
+        if let Some(queue) = queue {
+            queue.restless = true;
+        }
+    }
+
+    /// Corrects the committed cost of a unit; `span`: when it was sent, and now.
+    pub(crate) fn settle(&mut self, unit: &Unit, charged: u64, actual: u64, (sent, now): (Tick, Tick)) {
+        self.advance(now);
+        for meter in self.meters.iter_mut().filter(|meter| meter.unit() == unit) {
+            meter.settle(charged, actual, sent, now);
+        }
+        self.restless();
+    }
+
+    /// The attempt is over, its body read or dropped; call [`pump`](Self::pump) after.
+    pub(crate) fn free_slot(&mut self) {
+        self.slots.in_flight -= 1;
+        self.see_again();
+    }
+
+    /// The probe of a pause has its answer, or failed.
+    pub(crate) fn probe_back(&mut self) {
+        self.pause.probe_back();
+        self.restless();
+    }
+
+    /// Asked to wait until an instant; wakes those who cannot wait so long.
+    pub(crate) fn pause_until(&mut self, until: Tick, now: Tick, wakes: &mut Vec<Waker>) -> bool {
+        self.advance(now);
+        let moved = self.pause.extend(until, now);
+        if let (true, Some(queue)) = (moved, &mut self.queue) {
+            queue.wake_hopeless(until, wakes);
+        }
+        moved
+    }
+
+    /// Adds a quota that was learned; what is held is charged to it too.
+    pub(crate) fn add_meter(&mut self, mut meter: Meter) -> usize {
+        meter.adopt_held(self.held.get(meter.unit()));
+        self.meters.push(meter);
+        self.restless();
+        self.meters.len() - 1
+    }
+
+    /// Forecasts may have moved earlier.
+    pub(crate) fn restless(&mut self) {
+        if let Some(queue) = &mut self.queue {
+            queue.restless = true;
+        }
+    }
+
+    /// Those who were told "never by itself" look again.
+    fn see_again(&mut self) {
+        if let Some(queue) = &mut self.queue
+            && std::mem::take(&mut queue.blind)
+        {
+            queue.restless = true;
+        }
+    }
+
+    /// When a newcomer with `costs` would be granted, behind all who wait.
+    fn estimate(&self, costs: &Costs, now: Tick) -> Tick {
+        match &self.queue {
+            Some(queue) => self.ready_at(queue.sums(), queue.waiting() as u64, costs, now),
+            None => self.ready_at(&Sums::default(), 0, costs, now),
+        }
+    }
+
+    /// When one in line is granted; `true`: exactly, so far as nobody leaves; else a lower bound.
+    fn forecast(&self, seq: u64, costs: &Costs, now: Tick) -> (Tick, bool) {
+        let Some(queue) = &self.queue else { return (now, false) };
+        let (mut ahead, exact) = queue.ahead(seq);
+        if !exact {
+            ahead.add(&Costs::requests(queue.place(seq)));
+        }
+        (self.ready_at(&ahead, 0, costs, now).min(queue.next_lapse()), exact)
+    }
+
+    /// The timer of one in line: its forecast, or its deadline.
+    fn timer(&mut self, seq: u64, want: &Want, now: Tick) -> Tick {
+        let (at, exact) = self.forecast(seq, &want.costs, now);
+        if let Some(queue) = &mut self.queue {
+            queue.set_timer(seq, exact, at == Tick::NEVER);
+        }
+        at.max(now.plus(TIMER)).min(want.deadline)
+    }
+
+    /// The first instant at which `costs` are there, behind `ahead`; a lower bound unless nobody is ahead.
+    fn ready_at(&self, ahead: &Sums, ahead_count: u64, costs: &Costs, now: Tick) -> Tick {
+        if !self.slots.is_free() {
+            return Tick::NEVER;
+        }
+        let from = self.pause.not_before().max(now);
+        let cut = self.pause.until(now).is_some();
+        if self.meters.is_empty() {
+            return self.ramp.ready_at(self.slots.held.into(), ahead_count.saturating_add(1), from);
+        }
+        let ready = |meter: &Meter| meter.ready_at(ahead.get(meter.unit()), costs.get(meter.unit()), from, cut);
+        self.meters.iter().map(ready).max().unwrap_or(from)
+    }
+
+    /// Who waits.
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.as_ref().map_or(0, |queue| queue.waiting())
+    }
+
+    /// Units held of a unit.
+    pub(crate) fn held(&self, unit: &Unit) -> u64 {
+        self.held.get(unit)
+    }
+
+    /// From when on nothing of the past matters; [`Tick::NEVER`] while something is under way.
+    pub(crate) fn rests_at(&self) -> Tick {
+        if self.queue.is_some() || self.slots.held > 0 || self.slots.in_flight > 0 {
+            return Tick::NEVER;
+        }
+        self.meters.iter().map(Meter::rests_at).max().unwrap_or_default().max(self.pause.not_before())
+    }
+}
+
+fn known(tick: Tick) -> Option<Tick> {
+    (tick != Tick::NEVER).then_some(tick)
+}
