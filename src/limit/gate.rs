@@ -5,17 +5,17 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use tokio::time::{Instant, Sleep};
 
 use super::{
-    Key, Limiter, Unit,
+    Key, Limiter, Route, Unit,
     costs::Costs,
-    keyed::Cell,
-    learn::Answer,
+    keyed::{Cell, KeyState, Origin},
+    routes::GroupId,
     scope::{Turn, Want, Why},
     tick::Tick,
 };
@@ -29,38 +29,75 @@ use crate::{clock, headers::Hints};
 pub struct Acquire {
     limiter: Limiter,
     key: Key,
+    route: Option<Route>,
     want: Want,
-    /// The place in line.
-    place: Option<(Arc<Cell>, u64)>,
+    cell: Option<Arc<Cell>>,
+    stage: Stage,
+    /// What is held of the route's quotas while the call stands in the key's line.
+    held: Option<Held>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
+/// Where a call stands: narrow to wide, first at its route's quotas, then at the key's.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    New,
+    Route {
+        group: GroupId,
+        seq: u64,
+    },
+    /// Through with the route's quotas.
+    Passed,
+    Key {
+        seq: u64,
+    },
+    Done,
+}
+
+/// What is held of a group's quotas.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    group: GroupId,
+    probe: bool,
+}
+
 impl Acquire {
-    pub(crate) fn new(limiter: Limiter, key: Key, want: Want) -> Self {
-        Self { limiter, key, want, place: None, timer: None }
+    pub(crate) fn new(limiter: Limiter, key: Key, route: Option<Route>, want: Want) -> Self {
+        Self { limiter, key, route, want, cell: None, stage: Stage::New, held: None, timer: None }
     }
 
     /// Stands in line, or asks again from there.
     fn ask(&mut self, cx: &Context<'_>) -> Turn {
         let now = self.limiter.now();
-        let waker = cx.waker();
-        if let Some((cell, seq)) = &self.place {
-            return cell.with(|state, wakes| state.scope.poll(*seq, &self.want, waker, now, wakes));
+        loop {
+            let turn = self.ask_stage(cx.waker(), now);
+            match (turn, self.stage) {
+                (Turn::Granted { probe }, Stage::Route { group, .. }) => {
+                    self.held = Some(Held { group, probe });
+                    self.stage = Stage::Passed;
+                }
+                _ => return turn,
+            }
         }
+    }
+
+    fn ask_stage(&mut self, waker: &Waker, now: Tick) -> Turn {
         let want = &self.want;
-        let joined = self
-            .limiter
-            .with(&self.key, now, |cell, state, wakes| (Arc::clone(cell), state.scope.join(want, waker, now, wakes)));
-        let Some((cell, turn)) = joined else {
+        if let Some(cell) = &self.cell {
+            let stage = self.stage;
+            let (turn, stage) = cell.with(|state, wakes| advance(state, stage, (want, waker), now, wakes));
+            self.stage = stage;
+            return turn;
+        }
+        let route = self.route;
+        let entered = self.limiter.with(&self.key, now, |cell, state, wakes| {
+            let stage = state.group_of(route, now).map_or(Stage::Passed, |group| Stage::Route { group, seq: NEW });
+            (Arc::clone(cell), advance(state, stage, (want, waker), now, wakes))
+        });
+        let Some((cell, (turn, stage))) = entered else {
             return Turn::Refused { why: Why::Full, retry_at: None };
         };
-        self.place = Some((
-            cell,
-            match turn {
-                Turn::Wait { seq, .. } => seq,
-                Turn::Granted { .. } | Turn::Refused { .. } => u64::MAX,
-            },
-        ));
+        (self.cell, self.stage) = (Some(cell), stage);
         turn
     }
 
@@ -72,6 +109,63 @@ impl Acquire {
         }
         timer.as_mut()
     }
+
+    /// Gives up the place in line and what is held of the route's quotas.
+    fn give_up(&mut self) {
+        let (stage, held) = (std::mem::replace(&mut self.stage, Stage::Done), self.held.take());
+        let Some(cell) = self.cell.take() else { return };
+        let (now, costs) = (self.limiter.now(), &self.want.costs);
+        cell.with(|state, wakes| {
+            match stage {
+                Stage::Route { group, seq } => {
+                    if let Some(group) = state.group(group) {
+                        group.scope.leave(seq, now, wakes);
+                    }
+                }
+                Stage::Key { seq } => state.scope.leave(seq, now, wakes),
+                Stage::New | Stage::Passed | Stage::Done => {}
+            }
+            if let Some(held) = held {
+                give_back_group(state, held, costs, now, wakes);
+            }
+        });
+    }
+}
+
+/// Not in line yet.
+const NEW: u64 = u64::MAX;
+
+/// One step at a stage: joins its line, or asks again from there.
+fn advance(
+    state: &mut KeyState,
+    stage: Stage,
+    (want, waker): (&Want, &Waker),
+    now: Tick,
+    wakes: &mut Vec<Waker>,
+) -> (Turn, Stage) {
+    let (scope, seq, group) = match stage {
+        Stage::Route { group, seq } => match state.group(group) {
+            Some(found) => (&mut found.scope, seq, Some(group)),
+            // The group has left meanwhile: nothing of it binds.
+            None => return advance(state, Stage::Passed, (want, waker), now, wakes),
+        },
+        Stage::Key { seq } => (&mut state.scope, seq, None),
+        Stage::New | Stage::Passed | Stage::Done => (&mut state.scope, NEW, None),
+    };
+    let turn =
+        if seq == NEW { scope.join(want, waker, now, wakes) } else { scope.poll((seq, waker), want, now, wakes) };
+    let seq = match turn {
+        Turn::Wait { seq, .. } => seq,
+        Turn::Granted { .. } | Turn::Refused { .. } => seq,
+    };
+    (turn, group.map_or(Stage::Key { seq }, |group| Stage::Route { group, seq }))
+}
+
+fn give_back_group(state: &mut KeyState, held: Held, costs: &Costs, now: Tick, wakes: &mut Vec<Waker>) {
+    if let Some(group) = state.group(held.group) {
+        group.scope.give_back(costs, held.probe);
+        group.scope.pump(now, wakes);
+    }
 }
 
 impl Future for Acquire {
@@ -81,11 +175,13 @@ impl Future for Acquire {
         loop {
             match self.ask(cx) {
                 Turn::Granted { probe } => {
-                    let granted = self.place.take().map(|(cell, _)| Permit::new(cell, self.want.costs.clone(), probe));
-                    return Poll::Ready(granted.ok_or(Refused { why: Why::Full, retry_at: None }));
+                    self.stage = Stage::Done;
+                    let (held, route, costs) = (self.held.take(), self.route, self.want.costs.clone());
+                    let permit = self.cell.take().map(|cell| Permit { cell, costs, probe, route, held, sent: None });
+                    return Poll::Ready(permit.ok_or(Refused { why: Why::Full, retry_at: None }));
                 }
                 Turn::Refused { why, retry_at } => {
-                    self.place = None;
+                    self.give_up();
                     let retry_at = retry_at.map(|tick| self.limiter.epoch().instant(tick));
                     return Poll::Ready(Err(Refused { why, retry_at }));
                 }
@@ -97,19 +193,13 @@ impl Future for Acquire {
 
 impl Drop for Acquire {
     fn drop(&mut self) {
-        if let Some((cell, seq)) = self.place.take() {
-            let now = self.limiter.now();
-            cell.with(|state, wakes| state.scope.leave(seq, now, wakes));
-        }
+        self.give_up();
     }
 }
 
 impl fmt::Debug for Acquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire")
-            .field("key", &self.key)
-            .field("in_line", &self.place.is_some())
-            .finish_non_exhaustive()
+        f.debug_struct("Acquire").field("key", &self.key).field("stage", &self.stage).finish_non_exhaustive()
     }
 }
 
@@ -123,6 +213,8 @@ pub struct Permit {
     cell: Arc<Cell>,
     costs: Costs,
     probe: bool,
+    route: Option<Route>,
+    held: Option<Held>,
     sent: Option<Sent>,
 }
 
@@ -130,13 +222,14 @@ pub struct Permit {
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     order: u64,
+    group_order: u64,
     at: Tick,
-    answered: bool,
 }
 
 impl Permit {
-    pub(crate) fn new(cell: Arc<Cell>, costs: Costs, probe: bool) -> Self {
-        Self { cell, costs, probe, sent: None }
+    /// Of a key without routes.
+    pub(crate) fn of_key(cell: Arc<Cell>, costs: Costs, probe: bool) -> Self {
+        Self { cell, costs, probe, route: None, held: None, sent: None }
     }
 
     fn now(&self) -> Tick {
@@ -145,30 +238,46 @@ impl Permit {
 
     /// The attempt goes on the wire now; from here on nothing is given back. A second call does nothing.
     pub fn commit(&mut self) {
-        if self.sent.is_none() {
-            let now = self.now();
-            let order = self.cell.with(|state, wakes| {
-                let order = state.commit(&self.costs, now);
-                state.scope.pump(now, wakes);
+        if self.sent.is_some() {
+            return;
+        }
+        let (now, costs, held) = (self.now(), &self.costs, self.held);
+        self.sent = Some(self.cell.with(|state, wakes| {
+            let order = state.scope.commit(costs, now);
+            state.scope.pump(now, wakes);
+            let group = held.and_then(|held| state.group(held.group));
+            let group_order = group.map_or(0, |group| {
+                let order = group.scope.commit(costs, now);
+                group.scope.pump(now, wakes);
                 order
             });
-            self.sent = Some(Sent { order, at: now, answered: false });
-        }
+            Sent { order, group_order, at: now }
+        }));
     }
 
     /// What the answer to this attempt said: a wait pauses the key, quotas and refusals teach it.
     pub fn observe(&mut self, hints: &Hints) {
         let now = self.now();
-        let (order, sent) = self.sent.map_or((0, now), |sent| (sent.order, sent.at));
-        let probe = std::mem::take(&mut self.probe);
+        let (order, group_order, sent) = self.sent.map_or((0, 0, now), |sent| (sent.order, sent.group_order, sent.at));
+        let group = self.held.map(|held| (held.group, group_order));
+        let origin = Origin { route: self.route, order, group, sent, now };
         self.cell.with(|state, wakes| {
-            if probe {
-                state.scope.probe_back();
-            }
-            state.observe(&Answer { hints, order, sent }, &self.cell.config, now, wakes);
+            self.probe_back(state);
+            state.observe(hints, &origin, self.cell.config.rules, wakes);
         });
-        if let Some(sent) = &mut self.sent {
-            sent.answered = true;
+        self.probe = false;
+        if let Some(held) = &mut self.held {
+            held.probe = false;
+        }
+    }
+
+    /// The probe of a pause has its answer, or has failed.
+    fn probe_back(&self, state: &mut KeyState) {
+        if self.probe {
+            state.scope.probe_back();
+        }
+        if let Some(group) = self.held.filter(|held| held.probe).and_then(|held| state.group(held.group)) {
+            group.scope.probe_back();
         }
     }
 
@@ -181,11 +290,14 @@ impl Permit {
     /// it does nothing.
     pub fn settle_units(&mut self, unit: Unit, actual: u32) {
         let Some(sent) = self.sent else { return };
-        let now = self.now();
-        let charged = self.costs.get(&unit);
+        let (now, charged, held) = (self.now(), self.costs.get(&unit), self.held);
         self.cell.with(|state, wakes| {
             state.scope.settle(&unit, charged, actual.into(), (sent.at, now));
             state.scope.pump(now, wakes);
+            if let Some(group) = held.and_then(|held| state.group(held.group)) {
+                group.scope.settle(&unit, charged, actual.into(), (sent.at, now));
+                group.scope.pump(now, wakes);
+            }
         });
         self.costs.set(&unit, actual);
     }
@@ -198,15 +310,19 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let now = self.now();
+        let (now, costs) = (self.now(), &self.costs);
         self.cell.with(|state, wakes| {
-            match self.sent {
-                None => state.scope.give_back(&self.costs, self.probe),
-                Some(_) => {
-                    state.scope.free_slot();
-                    if self.probe {
-                        state.scope.probe_back();
-                    }
+            if self.sent.is_none() {
+                state.scope.give_back(costs, self.probe);
+                if let Some(held) = self.held {
+                    give_back_group(state, held, costs, now, wakes);
+                }
+            } else {
+                self.probe_back(state);
+                state.scope.free_slot();
+                if let Some(group) = self.held.and_then(|held| state.group(held.group)) {
+                    group.scope.free_slot();
+                    group.scope.pump(now, wakes);
                 }
             }
             state.scope.pump(now, wakes);

@@ -8,43 +8,106 @@ use std::{
 };
 
 use super::{
-    Config, Key,
-    costs::Costs,
-    learn::{Answer, Book},
+    Config, Key, Route,
+    learn::{Answer, Book, Rules, pause_of},
     meter::Meter,
     pause::Ramp,
+    routes::{Group, GroupId, Routes},
     scope::Scope,
     tick::Tick,
 };
+use crate::headers::{Hints, QuotaHint, QuotaScope};
 
 /// All that is known of one key.
 #[derive(Debug)]
 pub(crate) struct KeyState {
     pub(crate) scope: Scope,
-    pub(crate) book: Book,
+    book: Option<Box<Book>>,
+    routes: Option<Box<Routes>>,
     /// It has left the map; whoever holds it looks the key up again.
     gone: bool,
+}
+
+/// Which attempt an answer belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) route: Option<Route>,
+    /// Its order in the key, and in its route's group.
+    pub(crate) order: u64,
+    pub(crate) group: Option<(GroupId, u64)>,
+    pub(crate) sent: Tick,
+    /// When its answer came.
+    pub(crate) now: Tick,
 }
 
 impl KeyState {
     fn new(config: &Config, now: Tick) -> Self {
         let meters: Vec<Meter> = config.quotas.iter().map(|quota| Meter::full(quota, now)).collect();
         let ramp = if config.rules.learn { Ramp::default() } else { Ramp::over() };
-        Self { scope: Scope::new(meters, config.max_in_flight, ramp), book: Book::default(), gone: false }
+        Self { scope: Scope::new(meters, config.max_in_flight, ramp), book: None, routes: None, gone: false }
     }
 
-    pub(crate) fn commit(&mut self, costs: &Costs, now: Tick) -> u64 {
-        self.scope.commit(costs, now);
-        self.book.commit()
+    /// The group that binds a route.
+    pub(crate) fn group_of(&mut self, route: Option<Route>, now: Tick) -> Option<GroupId> {
+        self.routes.as_mut()?.group_of(route?, now)
     }
 
-    pub(crate) fn observe(&mut self, answer: &Answer<'_>, config: &Config, now: Tick, wakes: &mut Vec<Waker>) {
-        self.book.observe(&mut self.scope, answer, config.rules, now, wakes);
+    pub(crate) fn group(&mut self, id: GroupId) -> Option<&mut Group> {
+        self.routes.as_mut()?.group(id)
+    }
+
+    /// Reads an answer: into the key, into the route's group, and into the pause of the one or the other.
+    pub(crate) fn observe(&mut self, hints: &Hints, origin: &Origin, rules: Rules, wakes: &mut Vec<Waker>) {
+        let now = origin.now;
+        let answer = Answer { order: origin.order, sent: origin.sent, now, refused: hints.refused };
+        let book = self.book.get_or_insert_default();
+        book.hear(&mut self.scope, &answer);
+        let of_route = |hint: &&QuotaHint| hint.scope == QuotaScope::Route && origin.route.is_some();
+        if rules.learn {
+            book.learn(&mut self.scope, hints.quotas.iter().filter(|hint| !of_route(hint)), &answer, rules);
+            self.learn_route(hints, origin, &answer, rules);
+        }
+        self.pause(hints, origin, now, wakes);
         self.scope.pump(now, wakes);
+        for group in self.routes.iter_mut().flat_map(|routes| routes.groups()) {
+            group.scope.pump(now, wakes);
+        }
+    }
+
+    fn learn_route(&mut self, hints: &Hints, origin: &Origin, answer: &Answer, rules: Rules) {
+        let Some(route) = origin.route else { return };
+        let of_route = || hints.quotas.iter().filter(|hint| hint.scope == QuotaScope::Route);
+        let Some(id) = GroupId::of(of_route()) else {
+            if let Some(routes) = &mut self.routes {
+                routes.unbind(route);
+            }
+            return;
+        };
+        let group = self.routes.get_or_insert_default().bind(route, id, answer.now);
+        // An attempt sent before its route was bound has no order in the group: it counts as the newest.
+        let order = origin.group.filter(|(of, _)| *of == id).map_or_else(|| group.scope.orders(), |(_, order)| order);
+        let answer = Answer { order, ..*answer };
+        group.book.hear(&mut group.scope, &answer);
+        group.book.learn(&mut group.scope, of_route(), &answer, rules);
+    }
+
+    /// A refusal whose only quotas with nothing left are route quotas pauses those routes; anything else the key.
+    fn pause(&mut self, hints: &Hints, origin: &Origin, now: Tick, wakes: &mut Vec<Waker>) {
+        let Some(wait) = pause_of(hints) else { return };
+        let until = now.plus(wait);
+        let mut spent = hints.quotas.iter().filter(|hint| hint.remaining == Some(0.0)).peekable();
+        let routes_only = spent.peek().is_some() && spent.all(|hint| hint.scope == QuotaScope::Route);
+        let group = self.group_of(origin.route, now).filter(|_| routes_only);
+        match group.and_then(|id| self.group(id)) {
+            Some(group) => group.scope.pause_until(until, now, wakes),
+            None => self.scope.pause_until(until, now, wakes),
+        };
     }
 
     fn rests_at(&self) -> Tick {
-        self.scope.rests_at().max(self.book.rests_at())
+        let book = self.book.as_ref().map_or_else(Tick::default, |book| book.rests_at());
+        let routes = self.routes.as_ref().map_or_else(Tick::default, |routes| routes.rests_at());
+        self.scope.rests_at().max(book).max(routes)
     }
 }
 

@@ -1,38 +1,28 @@
-//! What answers teach: hints become quotas, corrections and pauses of a key. Pure, handed now.
+//! What answers teach a scope: hints become quotas, corrections and rates. Pure, handed now.
 //!
 //! Invariant: headers only lower. What is learned stands beside the configured quotas and is taken together with them.
 
-use std::task::Waker;
-
 use super::{
-    Quota, Unit,
+    Unit,
+    experience::{self, Experience},
+    learned::{Learned, Seen},
     meter::Meter,
     scope::{PATIENCE, Scope},
     tick::{Tick, nanos_of},
 };
 use crate::headers::{Hints, QuotaHint};
 
-/// What is known of the server's limits on one key.
+/// What is known of the server's limits in one scope.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
-    /// Commits so far: the order in which attempts were sent.
-    orders: u64,
     /// The order of the latest sent attempt whose answer was read.
     newest: u64,
     heard: Option<Tick>,
-    /// About the median time from commit to head, in nanoseconds.
-    latency: u64,
+    latency: Latency,
     learned: Vec<Learned>,
-}
-
-/// A quota that answers told, and the meter that keeps it.
-#[derive(Debug)]
-struct Learned {
-    name: Option<Box<str>>,
-    partition: Option<Box<str>>,
-    unit: Unit,
-    contract: Option<(u32, u64)>,
-    meter: usize,
+    experience: Experience,
+    /// The meter of what refusals taught, where nothing is advertised.
+    rated: Option<usize>,
 }
 
 /// How learning is set up.
@@ -43,156 +33,188 @@ pub(crate) struct Rules {
     pub(crate) learn: bool,
 }
 
-/// One answer: whose, when, and what it said.
+/// One answer: whose, when, and whether it refused.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answer<'a> {
-    pub(crate) hints: &'a Hints,
+pub(crate) struct Answer {
     pub(crate) order: u64,
     pub(crate) sent: Tick,
+    pub(crate) now: Tick,
+    pub(crate) refused: bool,
 }
 
 impl Book {
-    /// An attempt goes on the wire; gives its order.
-    pub(crate) fn commit(&mut self) -> u64 {
-        self.orders += 1;
-        self.orders
-    }
-
-    /// Reads an answer into the scope's quotas and pause.
-    pub(crate) fn observe(
-        &mut self,
-        scope: &mut Scope,
-        answer: &Answer<'_>,
-        rules: Rules,
-        now: Tick,
-        wakes: &mut Vec<Waker>,
-    ) {
-        scope.advance(now);
-        self.time(now.since(answer.sent));
-        scope.patience = PATIENCE.max(self.latency.saturating_mul(2));
-        self.heard = Some(now);
+    /// An answer has come, whatever it says.
+    pub(crate) fn hear(&mut self, scope: &mut Scope, answer: &Answer) {
+        scope.advance(answer.now);
+        self.heard = Some(answer.now);
+        self.latency.add(answer.now.since(answer.sent));
+        scope.patience = PATIENCE.max(self.latency.median.saturating_mul(2));
         if scope.ramp.end() {
             scope.restless();
         }
-        if let Some(wait) = pause_of(answer.hints) {
-            scope.pause_until(now.plus(wait), now, wakes);
-        }
-        if rules.learn && answer.order >= self.newest {
-            self.newest = answer.order;
-            for hint in &answer.hints.quotas {
-                self.learn(scope, hint, rules, now);
+    }
+
+    /// Reads the quotas of an answer into the scope's meters. An answer to an earlier attempt than the latest that was
+    /// read never raises a balance: it is left out.
+    pub(crate) fn learn<'a>(
+        &mut self,
+        scope: &mut Scope,
+        hints: impl Iterator<Item = &'a QuotaHint>,
+        answer: &Answer,
+        rules: Rules,
+    ) {
+        let mut told = false;
+        let newer = answer.order >= self.newest;
+        self.newest = self.newest.max(answer.order);
+        for hint in hints {
+            told = true;
+            if newer {
+                self.learn_one(scope, hint, answer, rules);
             }
         }
-    }
-
-    /// Moves the estimate of the median by an eighth towards each sample.
-    fn time(&mut self, sample: u64) {
-        if self.latency == 0 {
-            self.latency = sample;
-        } else if sample > self.latency {
-            self.latency += self.latency / 8;
-        } else {
-            self.latency -= self.latency / 8;
+        self.forget_silent(scope, answer.now);
+        if !told && self.learned.is_empty() {
+            self.experience(scope, answer);
         }
+        scope.restless();
     }
 
-    fn learn(&mut self, scope: &mut Scope, hint: &QuotaHint, rules: Rules, now: Tick) {
-        let Some((units, per)) = contract_of(hint, rules.headroom) else { return };
-        let quota = Quota::window(units, std::time::Duration::from_nanos(per)).unit(hint.unit.clone());
-        let known = self.learned.iter_mut().find(|known| known.is(hint));
-        let meter = match known {
-            Some(known) => {
-                if known.contract != Some((units, per)) {
-                    known.contract = Some((units, per));
-                    scope.meters[known.meter].rerate(&quota);
-                    scope.restless();
-                }
-                known.meter
-            }
-            None => self.begin(scope, hint, &quota, now),
-        };
-        correct(&mut scope.meters[meter], hint, now);
-    }
-
-    fn begin(&mut self, scope: &mut Scope, hint: &QuotaHint, quota: &Quota, now: Tick) -> usize {
-        let mut meter = Meter::with_level(quota, 1, now);
-        if *meter.unit() == Unit::Requests
-            && let Some(guard) = meter.guard_mut()
+    fn learn_one(&mut self, scope: &mut Scope, hint: &QuotaHint, answer: &Answer, rules: Rules) {
+        if let Unit::Other(name) = &hint.unit
+            && name == "concurrent-requests"
         {
-            guard.commit(self.orders.min(quota.units().into()), now);
+            scope.slots.learn_most(hint.limit);
+            return;
         }
-        let meter = scope.add_meter(meter);
-        self.learned.push(Learned {
-            name: hint.name.as_deref().map(Into::into),
-            partition: hint.partition.as_deref().map(Into::into),
-            unit: hint.unit.clone(),
-            contract: Some((quota.units(), nanos_of(quota.per()))),
-            meter,
-        });
-        meter
+        let seen = Seen {
+            now: answer.now,
+            sent: answer.sent,
+            refused: answer.refused,
+            unanswered: scope.orders().saturating_sub(answer.order),
+            orders: scope.orders(),
+            spread: self.latency.spread(),
+            headroom: rules.headroom,
+        };
+        let place = self.learned.iter().position(|known| known.is(hint, true));
+        let place =
+            place.or_else(|| self.learned.iter().position(|known| known.heard < answer.now && known.is(hint, false)));
+        let index = match place {
+            Some(index) => index,
+            None => match Learned::begin(hint, &seen) {
+                Some((learned, meter)) if self.learned.len() < MOST_LEARNED => self.keep(scope, learned, meter),
+                _ => return,
+            },
+        };
+        let known = &mut self.learned[index];
+        known.update(&mut scope.meters[known.meter], hint, &seen);
+    }
+
+    fn keep(&mut self, scope: &mut Scope, mut learned: Learned, meter: Meter) -> usize {
+        if let Some(rated) = self.rated.take() {
+            // What is advertised takes the place of what refusals taught.
+            self.drop_meter(scope, rated);
+        }
+        learned.meter = scope.add_meter(meter);
+        self.learned.push(learned);
+        self.learned.len() - 1
+    }
+
+    /// Quotas of which nothing was heard for long are let go.
+    fn forget_silent(&mut self, scope: &mut Scope, now: Tick) {
+        while let Some(index) = self
+            .learned
+            .iter()
+            .position(|known| now.since(known.heard) > known.decay() && scope.meters[known.meter].rests_at() <= now)
+        {
+            let known = self.learned.swap_remove(index);
+            self.drop_meter(scope, known.meter);
+        }
+    }
+
+    fn drop_meter(&mut self, scope: &mut Scope, meter: usize) {
+        scope.meters.remove(meter);
+        for place in self.learned.iter_mut().map(|known| &mut known.meter).chain(&mut self.rated) {
+            if *place > meter {
+                *place -= 1;
+            }
+        }
+    }
+
+    /// Nothing is advertised: refusals alone teach.
+    fn experience(&mut self, scope: &mut Scope, answer: &Answer) {
+        let rate = if answer.refused {
+            self.experience.refuse(answer.sent, answer.now)
+        } else {
+            self.experience.accept(answer.now)
+        };
+        let Some(rate) = rate else { return };
+        let quota = experience::bucket(rate, experience::burst_of(rate));
+        match self.rated {
+            Some(rated) => scope.meters[rated].rerate(&quota),
+            None => self.rated = Some(scope.add_meter(Meter::with_level(&quota, 0, answer.now))),
+        }
     }
 
     /// From when on what was learned no longer matters.
     pub(crate) fn rests_at(&self) -> Tick {
-        let longest = self.learned.iter().filter_map(|l| l.contract).map(|(_, per)| per).max().unwrap_or(0);
-        let decay = longest.saturating_mul(10).clamp(60 * SECOND, 3_600 * SECOND);
+        let decay = self.learned.iter().map(Learned::decay).max().unwrap_or(60 * SECOND);
         self.heard.map_or_else(Tick::default, |heard| heard.plus(decay))
     }
 }
 
 const SECOND: u64 = 1_000_000_000;
 
-impl Learned {
-    fn is(&self, hint: &QuotaHint) -> bool {
-        self.name.as_deref() == hint.name.as_deref()
-            && self.partition.as_deref() == hint.partition.as_deref()
-            && self.unit == hint.unit
-    }
-}
+/// Quotas of one scope; a server that names a new one with each answer does not grow memory.
+const MOST_LEARNED: usize = 64;
 
-/// The wait that pauses the key: the named one, or for a refusal the reset rule.
-fn pause_of(hints: &Hints) -> Option<u64> {
+/// The wait that pauses: the named one, or for a refusal the reset rule.
+pub(crate) fn pause_of(hints: &Hints) -> Option<u64> {
     let wait = if hints.refused { crate::headers::asked_wait(hints) } else { hints.retry_after };
     wait.map(nanos_of).filter(|nanos| *nanos > 0)
 }
 
-/// Units and window that a quota hint states, less the headroom; none if either is not told or makes no sense.
-fn contract_of(hint: &QuotaHint, headroom: f64) -> Option<(u32, u64)> {
-    let (limit, window) = (hint.limit?, nanos_of(hint.window?));
-    if !(limit > 0.0 && limit.is_finite()) || window == 0 {
-        return None;
-    }
-    if limit < 1.0 {
-        // Half a request a second is one in two seconds.
-        return Some((1, whole(window as f64 / limit)));
-    }
-    let units = (limit - (headroom * limit).floor()).max(1.0);
-    Some((u32::try_from(whole(units)).unwrap_or(u32::MAX), window))
+/// Times from commit to head, in nanoseconds.
+#[derive(Debug, Default)]
+struct Latency {
+    median: u64,
+    low: u64,
+    high: u64,
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the cast saturates, and it is not negative"
-)]
-fn whole(value: f64) -> u64 {
-    value as u64
+impl Latency {
+    /// Moves the median by an eighth towards each sample; the ends follow at once outward and slowly inward.
+    fn add(&mut self, sample: u64) {
+        if self.median == 0 {
+            (self.median, self.low, self.high) = (sample, sample, sample);
+        }
+        if sample > self.median {
+            self.median = self.median.saturating_add(self.median / 8 + 1).min(sample);
+        } else {
+            self.median = (self.median - self.median / 8).max(sample);
+        }
+        self.low = sample.min(self.low.saturating_add((sample.saturating_sub(self.low)) / 64));
+        self.high = sample.max(self.high - (self.high.saturating_sub(sample)) / 64);
+    }
+
+    fn spread(&self) -> u64 {
+        self.high.saturating_sub(self.low)
+    }
 }
 
-/// What others use of the quota: the server's count of what is left against ours.
-fn correct(meter: &mut Meter, hint: &QuotaHint, now: Tick) {
-    let held = meter.held();
-    let Some(remaining) = hint.remaining.map(whole) else { return };
-    let Some(guard) = meter.guard_mut() else { return };
-    let own = guard.used().saturating_add(held);
-    let others = guard.limit().saturating_sub(own).saturating_sub(remaining);
-    guard.set_others(others, now);
-    let idle = own <= guard.limit() / 2;
-    let longest = guard.window();
-    if remaining == 0
-        && idle
-        && let Some(reset) = hint.reset_after
-    {
-        meter.stop_until(now.plus(nanos_of(reset).min(longest)));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spread_follows_outward_at_once_and_inward_slowly() {
+        let mut latency = Latency::default();
+        for sample in [100, 100, 140, 90] {
+            latency.add(sample * 1_000_000);
+        }
+        assert!((40..=50).contains(&(latency.spread() / 1_000_000)), "{latency:?}");
+        for _ in 0..1_000 {
+            latency.add(100_000_000);
+        }
+        assert!(latency.spread() < 1_000_000 && latency.median.abs_diff(100_000_000) < 15_000_000, "{latency:?}");
     }
 }

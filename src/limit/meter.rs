@@ -19,7 +19,15 @@ pub(crate) struct Meter {
     held: u64,
     /// Nothing is granted before this instant: the server said that nothing is left.
     stopped: Tick,
+    allowance: Option<Allowance>,
     unit: Unit,
+}
+
+/// What an answer said is left, to be spent until an instant; then the pace alone counts again.
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    left: u64,
+    until: Tick,
 }
 
 impl Meter {
@@ -37,6 +45,7 @@ impl Meter {
             guard,
             held: 0,
             stopped: Tick::default(),
+            allowance: None,
             unit: quota.unit_ref().clone(),
         }
     }
@@ -61,6 +70,12 @@ impl Meter {
     /// from the instant at which the guard frees: saving up would echo the first burst in every window, saving nothing
     /// would cost a unit a window.
     pub(crate) fn advance(&mut self, now: Tick, waiting: bool) {
+        if let Some(end) = self.allowance.map(|allowance| allowance.until).filter(|until| *until <= now) {
+            // A reset may have been rounded: go on at the pace, not in a burst.
+            self.allowance = None;
+            self.pace.fill(end, self.held, waiting);
+            self.pace.cut_to_one();
+        }
         if let Some(guard) = &mut self.guard {
             let at = self.pace.at();
             if guard.room(self.held, at) == 0 {
@@ -76,6 +91,7 @@ impl Meter {
     pub(crate) fn is_ready(&self, cost: u64, now: Tick) -> bool {
         cost == 0
             || (now >= self.stopped
+                && self.allowance.is_none_or(|allowance| allowance.left >= cost)
                 && self.pace.holds(self.pace_need(cost))
                 && self.guard.as_ref().is_none_or(|guard| guard.room(self.held, now) >= cost))
     }
@@ -94,6 +110,9 @@ impl Meter {
     pub(crate) fn hold(&mut self, cost: u64) {
         self.pace.take(cost);
         self.held += cost;
+        if let Some(allowance) = &mut self.allowance {
+            allowance.left = allowance.left.saturating_sub(cost);
+        }
     }
 
     /// What was held goes on the wire at `now`.
@@ -109,6 +128,9 @@ impl Meter {
         let back = cost.min(self.held);
         self.held -= back;
         self.pace.give(back);
+        if let Some(allowance) = &mut self.allowance {
+            allowance.left = allowance.left.saturating_add(back);
+        }
     }
 
     /// Charges what was held in another scope's book before this meter existed.
@@ -142,6 +164,11 @@ impl Meter {
         }
         let mut pace = self.pace;
         let mut guard_at = from.max(self.stopped);
+        if let Some(allowance) = self.allowance
+            && allowance.left < ahead.saturating_add(cost)
+        {
+            guard_at = guard_at.max(allowance.until);
+        }
         if let Some(guard) = &self.guard {
             if guard.room(self.held, pace.at()) == 0 {
                 let frees = guard.free_at(1, self.held, pace.at());
@@ -170,8 +197,9 @@ impl Meter {
         self.stopped = self.stopped.max(until);
     }
 
-    pub(crate) fn stopped(&self) -> Tick {
-        self.stopped
+    /// At most `left` units until `until`, in place of what was allowed before.
+    pub(crate) fn allow(&mut self, left: u64, until: Tick) {
+        self.allowance = Some(Allowance { left, until });
     }
 
     /// Changes the quota under way; what was sent and what is held stay booked. Call [`advance`](Self::advance) first.
@@ -188,7 +216,7 @@ impl Meter {
         if now < self.stopped {
             return 0;
         }
-        let level = u64::try_from(self.pace.level()).unwrap_or(0);
+        let level = u64::try_from(self.pace.level()).unwrap_or(0).min(self.allowance.map_or(u64::MAX, |a| a.left));
         self.guard.as_ref().map_or(level, |guard| level.min(guard.room(self.held, now)))
     }
 
@@ -196,7 +224,8 @@ impl Meter {
     pub(crate) fn rests_at(&self) -> Tick {
         let full = self.pace.ready_at(self.pace.burst().into(), self.pace.at());
         let empty = self.guard.as_ref().map_or_else(Tick::default, Guard::empty_at);
-        if self.held > 0 { Tick::NEVER } else { full.max(empty).max(self.stopped) }
+        let allowed = self.allowance.map_or_else(Tick::default, |allowance| allowance.until);
+        if self.held > 0 { Tick::NEVER } else { full.max(empty).max(self.stopped).max(allowed) }
     }
 }
 

@@ -5,16 +5,19 @@
 //! `gate` waits, and only `keyed` and `gate` lock.
 
 mod costs;
+mod experience;
 mod gate;
 mod guard;
 mod key;
 mod keyed;
 mod learn;
+mod learned;
 mod meter;
 mod pace;
 mod pause;
 mod queue;
 mod quota;
+mod routes;
 mod scope;
 mod tick;
 
@@ -25,8 +28,8 @@ use tokio::time::Instant;
 use crate::{Error, clock, headers::Hints};
 use costs::Costs;
 use gate::MAX_PAUSE;
-use keyed::{Cell, KeyState, Keyed};
-use learn::{Answer, Rules};
+use keyed::{Cell, KeyState, Keyed, Origin};
+use learn::Rules;
 use scope::{Turn, Want, Why};
 use tick::{Epoch, Tick, nanos_of};
 
@@ -101,7 +104,7 @@ impl Limiter {
     /// # Cancel safety
     /// Dropping the future gives up its place and gives back what it was granted.
     pub fn acquire(&self, key: &Key, cost: u32, deadline: Option<Instant>) -> Acquire {
-        self.line_up(key, Costs::requests(cost), deadline, MAX_PAUSE)
+        Acquire::new(self.clone(), *key, None, self.want(Costs::requests(cost), deadline, MAX_PAUSE))
     }
 
     /// As [`acquire`](Self::acquire) for several units; a unit that is not named is not charged.
@@ -109,17 +112,13 @@ impl Limiter {
     /// # Errors
     /// As [`acquire`](Self::acquire).
     pub fn acquire_units(&self, key: &Key, units: &[(Unit, u32)], deadline: Option<Instant>) -> Acquire {
-        self.line_up(key, Costs::of(units), deadline, MAX_PAUSE)
+        Acquire::new(self.clone(), *key, None, self.want(Costs::of(units), deadline, MAX_PAUSE))
     }
 
     /// As [`acquire_units`](Self::acquire_units), with all that a driver knows.
     pub(crate) fn admit(&self, ask: &Ask<'_>) -> Acquire {
-        let _ = ask.route;
-        self.line_up(ask.key, Costs::of(ask.units), ask.deadline, ask.max_pause.min(MAX_PAUSE))
-    }
-
-    fn line_up(&self, key: &Key, costs: Costs, deadline: Option<Instant>, max_pause: Duration) -> Acquire {
-        Acquire::new(self.clone(), *key, self.want(costs, deadline, max_pause))
+        let want = self.want(Costs::of(ask.units), ask.deadline, ask.max_pause.min(MAX_PAUSE));
+        Acquire::new(self.clone(), *ask.key, ask.route, want)
     }
 
     fn want(&self, costs: Costs, deadline: Option<Instant>, max_pause: Duration) -> Want {
@@ -137,7 +136,7 @@ impl Limiter {
         let tried =
             self.with(key, now, |cell, state, wakes| (Arc::clone(cell), state.scope.try_now(&want, now, wakes)));
         match tried {
-            Some((cell, Turn::Granted { probe })) => Ok(Permit::new(cell, want.costs, probe)),
+            Some((cell, Turn::Granted { probe })) => Ok(Permit::of_key(cell, want.costs, probe)),
             Some((_, Turn::Refused { why, retry_at })) => {
                 Err(Refused::new(why, retry_at.map(|tick| self.epoch().instant(tick))))
             }
@@ -157,7 +156,8 @@ impl Limiter {
     pub fn observe(&self, key: &Key, hints: &Hints) {
         let now = self.now();
         self.with(key, now, |cell, state, wakes| {
-            state.observe(&Answer { hints, order: u64::MAX, sent: now }, &cell.config, now, wakes);
+            let origin = Origin { route: None, order: state.scope.orders(), group: None, sent: now, now };
+            state.observe(hints, &origin, cell.config.rules, wakes);
         });
     }
 

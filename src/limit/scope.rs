@@ -8,6 +8,7 @@ use std::task::Waker;
 use super::{
     Unit,
     costs::{Costs, Sums},
+    learned::whole,
     meter::Meter,
     pause::{Pause, Ramp},
     queue::{Granted, LAPSE, Queue},
@@ -55,12 +56,20 @@ pub(crate) enum Why {
 /// Slots: attempts that may be under way at once.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
-    pub(crate) most: u32,
+    most: u32,
+    configured: u32,
     pub(crate) held: u32,
     pub(crate) in_flight: u32,
 }
 
 impl Slots {
+    /// The server told how many requests may be under way; it never raises what is configured.
+    pub(crate) fn learn_most(&mut self, limit: Option<f64>) {
+        if let Some(limit) = limit.filter(|limit| (1.0..f64::from(self.configured)).contains(limit)) {
+            self.most = u32::try_from(whole(limit)).unwrap_or(self.configured);
+        }
+    }
+
     fn is_free(&self) -> bool {
         self.held.saturating_add(self.in_flight) < self.most
     }
@@ -80,6 +89,8 @@ pub(crate) struct Scope {
     queue: Option<Box<Queue>>,
     /// The number of the next who stands in line; never used twice.
     next: u64,
+    /// Attempts sent so far.
+    orders: u64,
 }
 
 /// Least time that the answer of a probe is waited for.
@@ -93,12 +104,13 @@ impl Scope {
         Self {
             meters,
             pause: Pause::default(),
-            slots: Slots { most: max_in_flight, held: 0, in_flight: 0 },
+            slots: Slots { most: max_in_flight, configured: max_in_flight, held: 0, in_flight: 0 },
             ramp,
             held: Sums::default(),
             patience: PATIENCE,
             queue: None,
             next: 0,
+            orders: 0,
         }
     }
 
@@ -153,7 +165,7 @@ impl Scope {
     }
 
     /// One in line asks again.
-    pub(crate) fn poll(&mut self, seq: u64, want: &Want, waker: &Waker, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
+    pub(crate) fn poll(&mut self, (seq, waker): (u64, &Waker), want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
         if let Some(queue) = &mut self.queue {
             queue.revive(seq);
         }
@@ -243,8 +255,8 @@ impl Scope {
         self.pause.grant(now, self.patience)
     }
 
-    /// What was held goes on the wire. Gives the slice of each meter's book.
-    pub(crate) fn commit(&mut self, costs: &Costs, now: Tick) {
+    /// What was held goes on the wire. Gives its order among all that was sent.
+    pub(crate) fn commit(&mut self, costs: &Costs, now: Tick) -> u64 {
         self.advance(now);
         for meter in &mut self.meters {
             meter.commit(costs.get(meter.unit()), now);
@@ -254,6 +266,13 @@ impl Scope {
         self.slots.in_flight += 1;
         self.ramp.commit(now);
         self.see_again();
+        self.orders += 1;
+        self.orders
+    }
+
+    /// Attempts sent so far.
+    pub(crate) fn orders(&self) -> u64 {
+        self.orders
     }
 
     /// What was held comes back, exactly once; call [`pump`](Self::pump) after.
@@ -376,11 +395,6 @@ impl Scope {
     /// Who waits.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.as_ref().map_or(0, |queue| queue.waiting())
-    }
-
-    /// Units held of a unit.
-    pub(crate) fn held(&self, unit: &Unit) -> u64 {
-        self.held.get(unit)
     }
 
     /// From when on nothing of the past matters; [`Tick::NEVER`] while something is under way.

@@ -1,0 +1,249 @@
+//! One quota that answers told, and how it steers the meter that keeps it.
+
+use std::time::Duration;
+
+use super::{
+    Quota, Unit,
+    meter::Meter,
+    tick::{Tick, nanos_of},
+};
+use crate::headers::QuotaHint;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A quota by its name, partition and unit.
+#[derive(Debug)]
+pub(crate) struct Learned {
+    name: Option<Box<str>>,
+    partition: Option<Box<str>>,
+    unit: Unit,
+    kind: Kind,
+    pub(crate) heard: Tick,
+    /// Its place among the scope's meters.
+    pub(crate) meter: usize,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Contract(Contract),
+    Counter(Counter),
+}
+
+/// Limit and window are told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Contract {
+    /// As told.
+    limit: f64,
+    window: u64,
+    /// What the network's spread adds to the window, in nanoseconds.
+    spread: u64,
+    /// Refusals that the books did not foresee: each halves the burst and stretches the window by 5 %.
+    steps: u32,
+    stepped: Tick,
+}
+
+/// What is left is told, and mostly when it resets; never the window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Counter {
+    limit: f64,
+    /// The longest time to a reset that was seen: the window is no shorter.
+    longest: u64,
+}
+
+/// What the scope knows beside the hint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) now: Tick,
+    pub(crate) sent: Tick,
+    pub(crate) refused: bool,
+    /// Attempts sent after the one that this answers.
+    pub(crate) unanswered: u64,
+    /// All attempts sent so far in this scope.
+    pub(crate) orders: u64,
+    /// How far latencies lie apart, in nanoseconds.
+    pub(crate) spread: u64,
+    pub(crate) headroom: f64,
+}
+
+const MOST_STEPS: u32 = 10;
+
+impl Learned {
+    /// A quota that is told for the first time, and its meter; none if the hint binds nothing.
+    pub(crate) fn begin(hint: &QuotaHint, seen: &Seen) -> Option<(Self, Meter)> {
+        let kind = Kind::of(hint)?;
+        let meter = match &kind {
+            Kind::Contract(contract) => {
+                let quota = contract.quota(seen.headroom, &hint.unit);
+                let mut meter = Meter::with_level(&quota, 1, seen.now);
+                if let Some(guard) = meter.guard_mut().filter(|_| hint.unit == Unit::Requests) {
+                    // What was sent before anything was known counts too.
+                    guard.commit(seen.orders.min(quota.units().into()), seen.now);
+                }
+                meter
+            }
+            Kind::Counter(_) => {
+                let level = hint.remaining.map_or(1, |left| whole(left / 4.0).saturating_sub(seen.unanswered).max(1));
+                Meter::with_level(
+                    &Quota::bucket(1, Duration::from_secs(1)).burst(u32::MAX).unit(hint.unit.clone()),
+                    u32::try_from(level).unwrap_or(u32::MAX),
+                    seen.now,
+                )
+            }
+        };
+        let learned = Self {
+            name: hint.name.as_deref().map(Into::into),
+            partition: hint.partition.as_deref().map(Into::into),
+            unit: hint.unit.clone(),
+            kind,
+            heard: seen.now,
+            meter: usize::MAX,
+        };
+        Some((learned, meter))
+    }
+
+    /// Whether a hint speaks of this quota. Quotas of one name may differ by their windows.
+    pub(crate) fn is(&self, hint: &QuotaHint, same_window: bool) -> bool {
+        self.name.as_deref() == hint.name.as_deref()
+            && self.partition.as_deref() == hint.partition.as_deref()
+            && self.unit == hint.unit
+            && (!same_window || self.window() == hint.window.map(nanos_of))
+    }
+
+    fn window(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Contract(contract) => Some(contract.window),
+            Kind::Counter(_) => None,
+        }
+    }
+
+    /// The longest time after which it is forgotten when nothing more is heard: ten windows, a minute to an hour.
+    pub(crate) fn decay(&self) -> u64 {
+        let window = match self.kind {
+            Kind::Contract(contract) => contract.window,
+            Kind::Counter(counter) => counter.longest,
+        };
+        window.saturating_mul(10).clamp(60 * SECOND, 3_600 * SECOND)
+    }
+
+    /// Reads a newer hint into the meter.
+    pub(crate) fn update(&mut self, meter: &mut Meter, hint: &QuotaHint, seen: &Seen) {
+        self.heard = seen.now;
+        match (&mut self.kind, Kind::of(hint)) {
+            (Kind::Contract(contract), told) => {
+                let mut next = *contract;
+                if let Some(Kind::Contract(told)) = told {
+                    (next.limit, next.window) = (told.limit, told.window);
+                }
+                next.step(meter, seen);
+                next.set_spread(seen.spread);
+                if next.quota(seen.headroom, &self.unit) != contract.quota(seen.headroom, &self.unit) {
+                    meter.rerate(&next.quota(seen.headroom, &self.unit));
+                }
+                *contract = next;
+                correct(meter, hint, next.limit, seen.now);
+            }
+            (Kind::Counter(_), Some(Kind::Contract(told))) => {
+                let quota = told.quota(seen.headroom, &self.unit);
+                *meter = Meter::with_level(&quota, 1, seen.now);
+                self.kind = Kind::Contract(told);
+                correct(meter, hint, told.limit, seen.now);
+            }
+            (Kind::Counter(counter), Some(Kind::Counter(told))) => {
+                counter.limit = told.limit.max(if hint.limit.is_some() { 0.0 } else { counter.limit });
+                counter.longest = counter.longest.max(told.longest);
+                counter.steer(meter, hint, seen);
+            }
+            (Kind::Counter(_), None) => {}
+        }
+    }
+}
+
+impl Kind {
+    fn of(hint: &QuotaHint) -> Option<Self> {
+        let limit = hint.limit.filter(|limit| *limit > 0.0 && limit.is_finite());
+        let window = hint.window.map(nanos_of).filter(|window| *window > 0);
+        if let (Some(limit), Some(window)) = (limit, window) {
+            let (spread, steps, stepped) = (0, 0, Tick::default());
+            return Some(Self::Contract(Contract { limit, window, spread, steps, stepped }));
+        }
+        let remaining = hint.remaining?;
+        let longest = hint.reset_after.map_or(0, nanos_of);
+        Some(Self::Counter(Counter { limit: hint.limit.unwrap_or(remaining), longest }))
+    }
+}
+
+impl Contract {
+    /// The quota that is kept: below the limit by the headroom, over the window and what the network adds.
+    fn quota(&self, headroom: f64, unit: &Unit) -> Quota {
+        let stretched = self.window.saturating_add(self.window / 20 * u64::from(self.steps.min(MOST_STEPS)));
+        let window = stretched.saturating_add(self.spread);
+        if self.limit < 1.0 {
+            // Half a request a second is one in two seconds.
+            return Quota::window(1, Duration::from_nanos(whole(window as f64 / self.limit))).unit(unit.clone());
+        }
+        let units = whole(self.limit - (headroom * self.limit).floor()).max(1);
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        let burst = (units / 4).checked_shr(self.steps).unwrap_or(0).max(1);
+        Quota::window(units, Duration::from_nanos(window)).burst(burst).unit(unit.clone())
+    }
+
+    /// A refusal that the books did not foresee makes it more careful; ten quiet windows undo a step.
+    fn step(&mut self, meter: &Meter, seen: &Seen) {
+        let room = meter.guard().is_some_and(|guard| guard.room(meter.held(), seen.now) > 0);
+        if seen.refused && room && seen.sent > self.stepped {
+            self.steps = (self.steps + 1).min(MOST_STEPS);
+            self.stepped = seen.now;
+        } else if self.steps > 0 && seen.now.since(self.stepped) > self.window.saturating_mul(10) {
+            self.steps -= 1;
+            self.stepped = seen.now;
+        }
+    }
+
+    /// Arrivals bunch by the spread of the network's delay; moves in steps of a two-hundredth of the window.
+    fn set_spread(&mut self, spread: u64) {
+        let most = self.window / if self.steps > 0 { 20 } else { 50 };
+        let grain = (self.window / 200).max(1);
+        let wanted = spread.min(most).div_ceil(grain).saturating_mul(grain);
+        if wanted > self.spread || wanted.saturating_add(2 * grain) < self.spread {
+            self.spread = wanted;
+        }
+    }
+}
+
+/// What others use of the quota: the server's count of what is left against our own.
+fn correct(meter: &mut Meter, hint: &QuotaHint, limit: f64, now: Tick) {
+    let held = meter.held();
+    let Some(remaining) = hint.remaining.map(whole) else { return };
+    let Some(guard) = meter.guard_mut() else { return };
+    let own = guard.used().saturating_add(held);
+    guard.set_others(whole(limit).saturating_sub(own).saturating_sub(remaining), now);
+    let (idle, window) = (own <= guard.limit() / 2, guard.window());
+    if let (0, true, Some(reset)) = (remaining, idle, hint.reset_after) {
+        meter.stop_until(now.plus(nanos_of(reset).min(window)));
+    }
+}
+
+impl Counter {
+    /// Spends what is left, less what is on the way, evenly until the reset, and never more.
+    fn steer(&self, meter: &mut Meter, hint: &QuotaHint, seen: &Seen) {
+        let Some(remaining) = hint.remaining else { return };
+        let left = whole(remaining).saturating_sub(seen.unanswered).saturating_sub(meter.held());
+        let reset = hint.reset_after.map_or(0, nanos_of);
+        // Resets come in whole seconds, and none told means soon.
+        let span = reset.max(SECOND);
+        let even = left as f64 / (span as f64 / SECOND as f64);
+        let known = self.limit * 0.98 / (self.longest.max(SECOND) as f64 / SECOND as f64);
+        meter.rerate(&super::experience::bucket(even.max(known), left / 4).unit(hint.unit.clone()));
+        meter.allow(left, seen.now.plus(if left == 0 && reset > 0 { reset } else { span }));
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates, and hints are not negative"
+)]
+/// Whole units of a number that a server told.
+pub(crate) fn whole(value: f64) -> u64 {
+    value as u64
+}
