@@ -1,0 +1,210 @@
+//! The server's clock, the three HTTP-date forms and ISO 8601. An impossible date is no date.
+
+use std::{
+    cell::Cell,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use http::{
+    HeaderMap,
+    header::{AGE, DATE},
+};
+use jiff::{civil::DateTime, tz::Offset};
+
+use super::value::{cut, digits};
+
+const NANOS_PER_SECOND: i128 = 1_000_000_000;
+
+/// The clock that dates of a response are measured against: its own `Date` and `Age` where usable, so that a skewed
+/// server cannot bend a wait (RFC 9110 §6.6.1), else the instant of receipt.
+#[derive(Debug)]
+pub(super) struct Clock<'h> {
+    headers: Option<&'h HeaderMap>,
+    received: i128,
+    now: Cell<Option<i128>>,
+}
+
+impl<'h> Clock<'h> {
+    pub(super) fn new(headers: &'h HeaderMap, received: SystemTime) -> Self {
+        Self { headers: Some(headers), received: unix_nanos(received), now: Cell::new(None) }
+    }
+
+    /// One that stands at receipt.
+    fn at_receipt(&self) -> Self {
+        Self { headers: None, received: self.received, now: Cell::new(Some(self.received)) }
+    }
+
+    /// Unix time in nanoseconds; read once, and only when a date was found.
+    pub(super) fn now(&self) -> i128 {
+        self.now.get().unwrap_or_else(|| {
+            let now = self.server_now().unwrap_or(self.received);
+            self.now.set(Some(now));
+            now
+        })
+    }
+
+    /// Nanoseconds until an instant; a past one is 0.
+    pub(super) fn until(&self, instant: i128) -> u128 {
+        u128::try_from(instant.saturating_sub(self.now())).unwrap_or(0)
+    }
+
+    fn server_now(&self) -> Option<i128> {
+        let headers = self.headers?;
+        let date = http_date(headers.get(DATE)?.as_bytes().trim_ascii(), &self.at_receipt()).filter(|at| *at > 0)?;
+        // Delta-seconds saturate at 2^31 (RFC 9111 §1.2.2).
+        let age = headers.get(AGE).and_then(|age| digits(age.as_bytes().trim_ascii())).unwrap_or(0).min(1 << 31);
+        Some(date.saturating_add(i128::from(age).saturating_mul(NANOS_PER_SECOND)))
+    }
+}
+
+fn unix_nanos(time: SystemTime) -> i128 {
+    let nanos = |span: std::time::Duration| i128::try_from(span.as_nanos()).unwrap_or(i128::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => nanos(since),
+        Err(before) => nanos(before.duration()).saturating_neg(),
+    }
+}
+
+/// An HTTP-date of RFC 9110 §5.6.7 in nanoseconds of Unix time. A one-digit day, the zone `UTC` and second 60 are
+/// tolerated; a wrong weekday is not.
+pub(super) fn http_date(text: &[u8], clock: &Clock<'_>) -> Option<i128> {
+    let text = std::str::from_utf8(text).ok().filter(|text| text.is_ascii() && text.len() <= 64)?;
+    // httpdate's pivot of a two-digit year is fixed; RFC 9110's is 50 years from now.
+    let strict = if text.contains('-') { None } else { httpdate::parse_http_date(text).ok() };
+    match strict {
+        Some(time) => Some(unix_nanos(time)),
+        None => tolerant(text, clock),
+    }
+}
+
+fn tolerant(text: &str, clock: &Clock<'_>) -> Option<i128> {
+    let mut words = text.split_ascii_whitespace();
+    let weekday = words.next()?;
+    let second = words.next()?;
+    let (day, month, year, time) = if let Some(weekday) = weekday.strip_suffix(',') {
+        let date = match second.split_once('-') {
+            Some((day, rest)) => {
+                let (month, year) = rest.split_once('-')?;
+                long_weekday(weekday)?;
+                (day, month, full_year(year, (day, month), clock)?, words.next()?)
+            }
+            None => (second, words.next()?, four_digits(words.next()?)?, words.next()?),
+        };
+        if !matches!(words.next()?, "GMT" | "UTC") {
+            return None;
+        }
+        date
+    } else {
+        let (day, time) = (words.next()?, words.next()?);
+        (day, second, four_digits(words.next()?)?, time)
+    };
+    if words.next().is_some() {
+        return None;
+    }
+    at(weekday.get(..3)?, (day, month, year), time)
+}
+
+fn long_weekday(word: &str) -> Option<()> {
+    ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"].contains(&word).then_some(())
+}
+
+fn four_digits(text: &str) -> Option<u64> {
+    digits(text.as_bytes()).filter(|_| text.len() == 4)
+}
+
+/// A two-digit year that would be more than 50 years ahead belongs to the past (RFC 9110 §5.6.7).
+fn full_year(text: &str, (day, month): (&str, &str), clock: &Clock<'_>) -> Option<u64> {
+    let short = digits(text.as_bytes()).filter(|_| text.len() == 2)?;
+    let now = jiff::Timestamp::from_nanosecond(clock.now()).ok()?;
+    let today = Offset::UTC.to_datetime(now);
+    let this_year = u64::try_from(today.year()).ok()?;
+    let century = this_year.checked_sub(this_year.checked_rem(100)?)?;
+    let mut year = century.saturating_add(short);
+    if year.saturating_add(50) < this_year {
+        year = year.saturating_add(100);
+    }
+    let month = month_number(month)?;
+    let ahead = (year, month, digits(day.as_bytes())?);
+    let horizon = (this_year.saturating_add(50), u64::try_from(today.month()).ok()?, u64::try_from(today.day()).ok()?);
+    if ahead > horizon { year.checked_sub(100) } else { Some(year) }
+}
+
+fn month_number(word: &str) -> Option<u64> {
+    let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    (1_u64..).zip(months).find(|(_, month)| *month == word).map(|(number, _)| number)
+}
+
+fn at(weekday: &str, (day, month, year): (&str, &str, u64), time: &str) -> Option<i128> {
+    let day = digits(day.as_bytes()).filter(|_| day.len() <= 2)?;
+    // A leap second is the one before it: httpdate has none.
+    let time = match time.strip_suffix(":60") {
+        Some(minutes) => format!("{minutes}:59"),
+        None => time.to_owned(),
+    };
+    // What lies before Unix time is past on any clock; its day is checked in a leap year of the same weekdays.
+    let checked = if year < 1970 { year.checked_add(400)? } else { year };
+    let parsed = httpdate::parse_http_date(&format!("{weekday}, {day:02} {month} {checked:04} {time} GMT")).ok()?;
+    Some(if year < 1970 { 0 } else { unix_nanos(parsed) })
+}
+
+/// ISO 8601 / RFC 3339 in nanoseconds of Unix time: a blank for `T`; seconds, fraction and zone may be missing, no zone is
+/// UTC (Jira Cloud sends `2024-03-05T11:00Z`).
+pub(super) fn iso(text: &[u8]) -> Option<i128> {
+    let (date, rest) = text.split_at_checked(10)?;
+    let [year @ .., b'-', m1, m2, b'-', d1, d2] = date else { return None };
+    let (separator, rest) = rest.split_first()?;
+    if !matches!(separator, b'T' | b't' | b' ') {
+        return None;
+    }
+    let zone = rest.iter().position(|byte| matches!(byte, b'Z' | b'z' | b'+' | b'-' | b' ')).unwrap_or(rest.len());
+    let (time, zone) = rest.split_at_checked(zone)?;
+    let (hour, rest) = cut(time, b':')?;
+    let (minute, second) = cut(rest, b':').unwrap_or((rest, b"0"));
+    let (second, fraction) = cut(second, b'.').unwrap_or((second, b"0"));
+    let civil = DateTime::new(
+        i16::try_from(digits(year)?).ok()?,
+        two(&[*m1, *m2])?,
+        two(&[*d1, *d2])?,
+        two(hour)?,
+        two(minute)?,
+        two(second)?.min(59),
+        0,
+    );
+    let instant = Offset::UTC.to_timestamp(civil.ok()?).ok()?.as_nanosecond();
+    instant.checked_add(nanos(fraction)?)?.checked_sub(offset(zone)?.checked_mul(NANOS_PER_SECOND)?)
+}
+
+fn two(text: &[u8]) -> Option<i8> {
+    digits(text).filter(|value| text.len() <= 2 && *value <= 60).and_then(|value| i8::try_from(value).ok())
+}
+
+/// Nanoseconds of a decimal fraction, rounded up.
+fn nanos(fraction: &[u8]) -> Option<i128> {
+    let mut padded = [b'0'; 10];
+    for (to, from) in padded.iter_mut().zip(fraction) {
+        *to = *from;
+    }
+    digits(fraction)?;
+    let beyond = fraction.iter().skip(10).any(|byte| *byte != b'0');
+    let tenths = i128::from(digits(&padded)?).saturating_add(i128::from(beyond));
+    u128::try_from(tenths).ok().and_then(|tenths| i128::try_from(tenths.div_ceil(10)).ok())
+}
+
+/// Seconds east of UTC.
+fn offset(zone: &[u8]) -> Option<i128> {
+    let (sign, rest) = match zone.trim_ascii() {
+        b"" | b"Z" | b"z" | b"UTC" | b"GMT" => return Some(0),
+        [b'+', rest @ ..] => (1, rest),
+        [b'-', rest @ ..] => (-1, rest),
+        _ => return None,
+    };
+    let (hours, minutes) = match rest {
+        [a, b] => ([*a, *b], *b"00"),
+        [a, b, b':', c, d] | [a, b, c, d] => ([*a, *b], [*c, *d]),
+        _ => return None,
+    };
+    let hours = digits(&hours).filter(|hours| *hours < 24)?;
+    let minutes = digits(&minutes).filter(|minutes| *minutes < 60)?;
+    let seconds = hours.saturating_mul(3600).saturating_add(minutes.saturating_mul(60));
+    i128::from(seconds).checked_mul(sign)
+}
