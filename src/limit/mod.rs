@@ -61,6 +61,24 @@ pub struct Limiter {}
 pub struct LimiterBuilder {}
 
 impl LimiterBuilder {
+    /// A quota that holds for every key.
+    #[must_use]
+    pub fn quota(self, _quota: Quota) -> Self {
+        self
+    }
+
+    /// Requests of one key under way at once.
+    #[must_use]
+    pub fn max_in_flight(self, _requests: u32) -> Self {
+        self
+    }
+
+    /// The share of an advertised limit that is left unused.
+    #[must_use]
+    pub fn headroom(self, _share: f64) -> Self {
+        self
+    }
+
     /// Checks the settings.
     ///
     /// # Errors
@@ -94,6 +112,11 @@ pub struct Permit {}
 impl Permit {
     /// The attempt is on the wire.
     pub fn commit(&mut self) {}
+
+    /// Whether it holds one of a bounded number of slots until it is dropped.
+    pub(crate) fn holds_slot(&self) -> bool {
+        false
+    }
 
     /// What the response said.
     pub fn observe(&mut self, _hints: &Hints) {}
