@@ -92,7 +92,7 @@ impl<'a> Wire<'a> {
         let key = self.request.key;
         let granted =
             call.policy().retry_budget().is_none_or(|budget| self.client.ledgers().withdraw(key, budget, clock::now()));
-        self.withdrawal = granted.then_some(Withdrawal { client: self.client, key, spent: false });
+        self.withdrawal = granted.then(|| Withdrawal { client: self.client, key, spent: false });
         call.on_budget(granted);
         self.tell_wait(call);
     }

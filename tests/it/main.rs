@@ -1,1 +1,5 @@
 //! The integration tests, one binary.
+
+mod call;
+mod memory;
+mod redirects;
