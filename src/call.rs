@@ -1,1 +1,423 @@
-//! To be written.
+//! The state of one call, and every decision about it.
+//!
+//! Invariant: pure. No I/O, no clock, no rng of its own: `now` and the rng are arguments. Drivers ask [`Call::next`]
+//! what to do, do it, and tell what came of it.
+
+use std::{sync::Arc, time::Duration};
+
+use rand::Rng;
+use tokio::time::Instant;
+
+use crate::{
+    NonIdempotent, Policy, Verdict,
+    backoff::uniform,
+    event::WaitCause,
+    headers::Hints,
+    history::{Attempt, History, Note, Stop, Waited},
+    sent::{Cause, SentState},
+    verdict::{self, Answer, Evidence},
+};
+
+/// What a driver does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the call waits for its driver"]
+pub(crate) enum Step {
+    /// Ask the limiter; then [`Call::on_permit`] or [`Call::on_refused`].
+    Acquire,
+    /// Ask the retry budget; then [`Call::on_budget`].
+    Withdraw,
+    /// Send attempt n (from 1); then [`Call::on_result`] or [`Call::on_unsent`].
+    Send(u32),
+    /// Wait.
+    WaitUntil(Instant),
+    /// The call is over.
+    Return,
+}
+
+/// What makes a request safe to repeat, as it stands after redirects.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Repeat {
+    /// By its method, its preconditions, or the caller's word.
+    pub(crate) idempotent: bool,
+    /// It carries an idempotency key, which is good for so long.
+    pub(crate) key_lifetime: Option<Duration>,
+    /// A 409 means that another request with the key still runs.
+    pub(crate) retry_conflict: bool,
+    /// Its body can be sent again.
+    pub(crate) replayable: bool,
+}
+
+/// Where an answer points.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Onward {
+    /// Nowhere.
+    #[default]
+    No,
+    /// A redirect to be followed.
+    Follow,
+    /// A redirect that is not taken.
+    Refuse,
+    /// A 202 whose result is asked for.
+    Poll,
+}
+
+/// What came of one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome<'a> {
+    pub(crate) answer: Answer<'a>,
+    pub(crate) hints: &'a Hints,
+    pub(crate) body: Option<&'a [u8]>,
+    pub(crate) onward: Onward,
+    pub(crate) repeat: Repeat,
+}
+
+/// One call, across its attempts.
+#[derive(Debug)]
+pub(crate) struct Call {
+    policy: Arc<Policy>,
+    deadline: Option<Instant>,
+    state: State,
+    /// Of the attempt that is next or under way; hops stay within one.
+    number: u32,
+    hop: bool,
+    asked_at: Instant,
+    /// The first request on the wire: the lifetime of the key runs from here.
+    first_sent: Option<Instant>,
+    sent_at: Instant,
+    waiting: Option<WaitCause>,
+    waited: Waited,
+    last_backoff: Option<Duration>,
+    history: History,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Admit,
+    Ready,
+    /// The retry is decided, if the budget has one; it then waits until.
+    Budget(Instant),
+    Wait(Instant),
+    Over,
+}
+
+impl Call {
+    /// A call that starts now; `deadline` in place of the policy's.
+    pub(crate) fn new(policy: Arc<Policy>, deadline: Option<Duration>, now: Instant) -> Self {
+        let whole = deadline.or_else(|| policy.whole());
+        Self {
+            deadline: whole.and_then(|whole| now.checked_add(whole)),
+            policy,
+            state: State::Admit,
+            number: 1,
+            hop: false,
+            asked_at: now,
+            first_sent: None,
+            sent_at: now,
+            waiting: None,
+            waited: Waited::default(),
+            last_backoff: None,
+            history: History::default(),
+        }
+    }
+
+    /// What to do next.
+    pub(crate) fn next(&mut self, now: Instant) -> Step {
+        match self.state {
+            State::Wait(until) if now < until => return Step::WaitUntil(until),
+            State::Wait(_) => self.state = State::Admit,
+            _ => {}
+        }
+        if self.state == State::Admit {
+            if self.is_late(now) {
+                self.stop(Stop::Deadline);
+            }
+            self.asked_at = now;
+        }
+        match self.state {
+            State::Admit | State::Wait(_) => Step::Acquire,
+            State::Budget(_) => Step::Withdraw,
+            State::Ready => Step::Send(self.number),
+            State::Over => Step::Return,
+        }
+    }
+
+    /// The limiter let it through.
+    pub(crate) fn on_permit(&mut self, now: Instant) {
+        self.waited.limiter += now.saturating_duration_since(self.asked_at);
+        self.state = State::Ready;
+    }
+
+    /// The limiter did not, or not before the deadline.
+    pub(crate) fn on_refused(&mut self, by_deadline: bool) {
+        self.stop(if by_deadline { Stop::Deadline } else { Stop::Refused });
+    }
+
+    /// What the retry budget said.
+    pub(crate) fn on_budget(&mut self, granted: bool) {
+        match self.state {
+            State::Budget(until) if granted => self.state = State::Wait(until),
+            _ => self.stop(Stop::BudgetSpent),
+        }
+    }
+
+    /// Nothing was sent after all.
+    pub(crate) fn on_unsent(&mut self, now: Instant) {
+        self.stop(if self.is_late(now) { Stop::Deadline } else { Stop::NotSent });
+    }
+
+    /// The request goes on the wire now.
+    pub(crate) fn on_sent(&mut self, now: Instant) {
+        self.first_sent.get_or_insert(now);
+        if !self.hop {
+            self.sent_at = now;
+        }
+    }
+
+    /// What came of the request, at the instant its head was received or it failed.
+    pub(crate) fn on_result(&mut self, outcome: &Outcome<'_>, now: Instant, rng: &mut dyn Rng) -> Verdict {
+        let retry_conflict = outcome.repeat.retry_conflict && outcome.repeat.key_lifetime.is_some();
+        let evidence = Evidence { answer: outcome.answer, hints: outcome.hints, body: outcome.body, retry_conflict };
+        let verdict = verdict::of(&evidence, &self.policy);
+        let asked = self.asked(verdict, outcome.hints);
+        self.history.asked_wait = asked.or(self.history.asked_wait);
+        match (verdict, outcome.onward) {
+            _ if outcome.answer.error == Some(Cause::Deadline) => self.end(outcome, now, Stop::Deadline),
+            (Verdict::Accept, Onward::Follow | Onward::Poll) => self.go_on(outcome, asked, now, rng),
+            (Verdict::Accept, Onward::Refuse) => self.end(outcome, now, Stop::RedirectRefused),
+            (Verdict::Accept, Onward::No) => self.end(outcome, now, Stop::Answered),
+            (Verdict::Stop, _) => self.end(outcome, now, Stop::NotRetryable),
+            _ => self.retry(outcome, verdict, asked, (now, rng)),
+        }
+        verdict
+    }
+
+    /// The body was longer than the buffer.
+    pub(crate) fn on_long_body(&mut self) {
+        self.note(Note::BufferLimit);
+    }
+
+    /// End of the whole call.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// End of an attempt that is sent now, and what it means when it comes.
+    pub(crate) fn cut(&self, now: Instant) -> (Option<Instant>, Cause) {
+        let attempt = now.checked_add(self.policy.per_attempt());
+        match (attempt, self.deadline) {
+            (Some(attempt), Some(deadline)) if deadline <= attempt => (Some(deadline), Cause::Deadline),
+            (None, Some(deadline)) => (Some(deadline), Cause::Deadline),
+            (attempt, _) => (attempt, Cause::Timeout),
+        }
+    }
+
+    /// What the request that is next waited for the limiter.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited.limiter
+    }
+
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The wait that is under way, and its end.
+    pub(crate) fn wait(&self) -> Option<(WaitCause, Instant)> {
+        match self.state {
+            State::Wait(until) => self.waiting.map(|cause| (cause, until)),
+            _ => None,
+        }
+    }
+
+    /// Whether an answer is in hand, and nothing more is to be done.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    pub(crate) fn history(&self) -> &History {
+        &self.history
+    }
+
+    pub(crate) fn into_history(self) -> History {
+        self.history
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
+    fn stop(&mut self, stop: Stop) {
+        self.state = State::Over;
+        self.history.stop = stop;
+    }
+
+    fn note(&mut self, note: Note) {
+        if !self.history.notes.contains(&note) {
+            self.history.notes.push(note);
+        }
+    }
+
+    fn end(&mut self, outcome: &Outcome<'_>, now: Instant, stop: Stop) {
+        self.record(outcome, now);
+        self.stop(stop);
+    }
+
+    /// The attempt is complete.
+    fn record(&mut self, outcome: &Outcome<'_>, now: Instant) {
+        let unknown = |attempt: &Attempt| attempt.sent == SentState::Unknown;
+        // RFC 9110 §13.1.1: the precondition may have failed because the earlier attempt was applied.
+        if outcome.answer.status.is_some_and(|status| status.as_u16() == 412)
+            && self.history.attempts.iter().any(unknown)
+        {
+            self.note(Note::MaybeApplied);
+        }
+        self.history.attempts.push(Attempt {
+            number: self.number,
+            status: outcome.answer.status,
+            error: outcome.answer.error,
+            waited: std::mem::take(&mut self.waited),
+            elapsed: now.saturating_duration_since(self.sent_at),
+            sent: outcome.answer.sent,
+        });
+    }
+
+    /// What the server asks for by this answer.
+    fn asked(&self, verdict: Verdict, hints: &Hints) -> Option<Duration> {
+        let named = hints.retry_after;
+        let asked = match verdict {
+            Verdict::Throttled => asked_wait(hints),
+            Verdict::ThrottledFor(wait) => Some(named.map_or(wait, |named| named.max(wait))),
+            _ => named,
+        };
+        // 0 and the past are no wait named: standards §1.1.
+        asked.filter(|wait| !wait.is_zero())
+    }
+
+    /// A hop or a poll: the attempt goes on, and the next request asks the limiter anew.
+    fn go_on(&mut self, outcome: &Outcome<'_>, asked: Option<Duration>, now: Instant, rng: &mut dyn Rng) {
+        let poll = outcome.onward == Onward::Poll;
+        self.hop = true;
+        self.waiting = None;
+        let until = match (asked, poll) {
+            (None, false) => Ok(now),
+            _ => self.until(asked, false, (now, rng)),
+        };
+        match until {
+            Ok(until) => self.state = State::Wait(until),
+            Err(stop) => self.end(outcome, now, stop),
+        }
+    }
+
+    fn retry(
+        &mut self,
+        outcome: &Outcome<'_>,
+        verdict: Verdict,
+        asked: Option<Duration>,
+        (now, rng): (Instant, &mut dyn Rng),
+    ) {
+        self.record(outcome, now);
+        let until =
+            self.may_retry(outcome, verdict).and_then(|()| self.until(asked, verdict.is_throttled(), (now, rng)));
+        let until = until.and_then(|until| self.keeps_key(outcome, verdict, until));
+        let pays = !verdict.is_throttled() && self.policy.retry_budget().is_some();
+        match until {
+            Ok(until) if pays => self.state = State::Budget(until),
+            Ok(until) => self.state = State::Wait(until),
+            Err(stop) => self.stop(stop),
+        }
+        self.number = self.number.saturating_add(1);
+        self.hop = false;
+    }
+
+    fn may_retry(&self, outcome: &Outcome<'_>, verdict: Verdict) -> Result<(), Stop> {
+        let keyed = outcome.repeat.key_lifetime.is_some();
+        let safe = outcome.repeat.idempotent || keyed || self.may_repeat_unsafe(&outcome.answer, verdict);
+        if !safe {
+            Err(Stop::NotIdempotent)
+        } else if !outcome.repeat.replayable {
+            Err(Stop::NotReplayable)
+        } else if self.number >= self.policy.attempts() {
+            Err(Stop::MaxAttempts)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn may_repeat_unsafe(&self, answer: &Answer<'_>, verdict: Verdict) -> bool {
+        let unsent = answer.sent == SentState::NotSent;
+        let refused = || {
+            let status = answer.status.map_or(0, |status| status.as_u16());
+            matches!(status, 425 | 429 | 503) || status == 403 && verdict.is_throttled()
+        };
+        match self.policy.non_idempotent() {
+            NonIdempotent::Never => false,
+            NonIdempotent::WhenUnsent => unsent,
+            NonIdempotent::WhenRefused => unsent || refused(),
+            NonIdempotent::Always => true,
+        }
+    }
+
+    /// No retry past the lifetime of the key: it would be executed afresh (standards §5.3).
+    fn keeps_key(&self, outcome: &Outcome<'_>, verdict: Verdict, until: Instant) -> Result<Instant, Stop> {
+        let Some(lifetime) = outcome.repeat.key_lifetime.filter(|_| !outcome.repeat.idempotent) else {
+            return Ok(until);
+        };
+        let end = self.first_sent.and_then(|first| first.checked_add(lifetime));
+        let dead = end.is_some_and(|end| end <= until) && !self.may_repeat_unsafe(&outcome.answer, verdict);
+        if dead { Err(Stop::NotIdempotent) } else { Ok(until) }
+    }
+
+    /// When to go on: the server's wait as a floor with jitter upward, else the backoff; or why not at all.
+    fn until(
+        &mut self,
+        asked: Option<Duration>,
+        throttled: bool,
+        (now, rng): (Instant, &mut dyn Rng),
+    ) -> Result<Instant, Stop> {
+        let backoff = self.policy.backoff_after(throttled);
+        let Some(floor) = asked else {
+            let wait = backoff.wait(self.number.saturating_sub(1), self.last_backoff, rng);
+            let until = self.in_time(now.checked_add(wait))?;
+            self.last_backoff = Some(wait);
+            self.waited.backoff = self.waited.backoff.saturating_add(wait);
+            self.waiting = Some(WaitCause::Backoff);
+            return Ok(until);
+        };
+        let floor_at = self.in_time(now.checked_add(floor))?;
+        if floor > self.policy.longest_wait() {
+            return Err(Stop::ServerWaitTooLong);
+        }
+        // Half of the room: a jitter that takes all of it leaves no time to send.
+        let room = self.deadline.map(|deadline| deadline.saturating_duration_since(floor_at) / 2);
+        let most = backoff.base().min(MOST_JITTER).min(room.unwrap_or(Duration::MAX));
+        let jitter = uniform(Duration::ZERO, most, rng);
+        self.waited.server = self.waited.server.saturating_add(floor).saturating_add(jitter);
+        self.waiting = Some(WaitCause::Server);
+        Ok(floor_at.checked_add(jitter).unwrap_or(floor_at))
+    }
+
+    fn in_time(&self, until: Option<Instant>) -> Result<Instant, Stop> {
+        match (until, self.deadline) {
+            (Some(until), Some(deadline)) if until < deadline => Ok(until),
+            (Some(until), None) => Ok(until),
+            (None, None) => Err(Stop::ServerWaitTooLong),
+            (_, Some(_)) => Err(Stop::Deadline),
+        }
+    }
+}
+
+/// The most that is added to a wait the server asked for: enough to spread clients, little against its wait.
+const MOST_JITTER: Duration = Duration::from_secs(5);
+
+/// The wait a refusal asks for: Retry-After, else the longest reset of the quotas that are used up, else of those
+/// that tell no remaining.
+fn asked_wait(hints: &Hints) -> Option<Duration> {
+    let longest = |spent: bool| {
+        let quotas = hints.quotas.iter();
+        let matching = quotas.filter(|quota| match quota.remaining {
+            Some(remaining) => spent && remaining <= 0.0,
+            None => !spent,
+        });
+        matching.filter_map(|quota| quota.reset_after).max()
+    };
+    hints.retry_after.or_else(|| longest(true)).or_else(|| longest(false))
+}

@@ -1,1 +1,272 @@
-//! To be written.
+//! `Client`: the reqwest wrapper. Its calls are handed to `run.rs`.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+};
+
+use http::{HeaderMap, Method};
+use rand::{SeedableRng, rngs::StdRng};
+use reqwest::{IntoUrl, Request, Response};
+
+use crate::{
+    ClientBuilder, Error, KeyBy, KeyScheme, Limiter, Observer, Policy, RequestBuilder,
+    budget::Ledgers,
+    error::BoxError,
+    key_by::Credentials,
+    outgoing::{HeadersWith, Options, Outgoing},
+    run,
+};
+
+type Answered = Pin<Box<dyn Future<Output = Result<Response, BoxError>> + Send>>;
+
+/// An HTTP client that stays below the server's limit and retries only what is safe to repeat.
+///
+/// A drop-in for [`reqwest::Client`]: the same setters, the same response. Cheap to clone; clones share connections,
+/// limits and retry budget.
+///
+/// # Examples
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let client = abide::Client::new();
+/// let text = client.get("https://api.example.com/v1/things").send().await?.text().await?;
+/// # let _ = text;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+/// What the clones of a client share.
+pub(crate) struct Inner {
+    pub(crate) http: reqwest::Client,
+    pub(crate) transport: Option<Transport>,
+    pub(crate) defaults: HeaderMap,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) limiter: Limiter,
+    pub(crate) key_by: KeyBy,
+    pub(crate) scheme: KeyScheme,
+    pub(crate) credentials: Credentials,
+    pub(crate) redirects: u32,
+    /// The wrapped client adds headers of its own, which would go to any origin.
+    pub(crate) bound: bool,
+    pub(crate) headers_with: Option<HeadersWith>,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) ledgers: Mutex<Ledgers>,
+    pub(crate) chance: Mutex<StdRng>,
+}
+
+/// What takes reqwest's place.
+pub(crate) type Transport = Arc<dyn Fn(Request) -> Answered + Send + Sync>;
+
+/// Follows as many redirects as reqwest does.
+pub(crate) const REDIRECTS: u32 = 10;
+
+impl Client {
+    /// A client with the defaults: see [`Client::builder`].
+    ///
+    /// # Panics
+    /// As [`reqwest::Client::new`]: if TLS cannot be set up.
+    #[expect(clippy::expect_used, reason = "as reqwest::Client::new, whose builder is the only thing that can fail")]
+    pub fn new() -> Self {
+        Self::builder().build().expect("the defaults are valid, and TLS can be set up")
+    }
+
+    /// A client with settings of your own.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    /// GET.
+    pub fn get<U: IntoUrl>(&self, url: U) -> RequestBuilder {
+        self.request(Method::GET, url)
+    }
+
+    /// POST: sent once, unless it has an idempotency key.
+    pub fn post<U: IntoUrl>(&self, url: U) -> RequestBuilder {
+        self.request(Method::POST, url)
+    }
+
+    /// PUT.
+    pub fn put<U: IntoUrl>(&self, url: U) -> RequestBuilder {
+        self.request(Method::PUT, url)
+    }
+
+    /// PATCH: sent once, unless it has an idempotency key.
+    pub fn patch<U: IntoUrl>(&self, url: U) -> RequestBuilder {
+        self.request(Method::PATCH, url)
+    }
+
+    /// DELETE.
+    pub fn delete<U: IntoUrl>(&self, url: U) -> RequestBuilder {
+        self.request(Method::DELETE, url)
+    }
+
+    /// HEAD.
+    pub fn head<U: IntoUrl>(&self, url: U) -> RequestBuilder {
+        self.request(Method::HEAD, url)
+    }
+
+    /// Any method. A URL that makes no sense is an error of `send()`.
+    pub fn request<U: IntoUrl>(&self, method: Method, url: U) -> RequestBuilder {
+        RequestBuilder::new(self.clone(), self.inner.http.request(method, url))
+    }
+
+    /// Sends a request of reqwest's.
+    ///
+    /// # Errors
+    /// When there is no response to give. A response is never an error, whatever its status.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives back permit, slot and retry budget; a request that was on the wire may be executed.
+    pub async fn execute(&self, request: Request) -> Result<Response, Error> {
+        self.run(request, Options::default()).await
+    }
+
+    /// The limiter, for a look or to share it.
+    pub fn limiter(&self) -> &Limiter {
+        &self.inner.limiter
+    }
+
+    pub(crate) async fn run(&self, request: Request, options: Options) -> Result<Response, Error> {
+        if let Some(policy) = &options.policy {
+            policy.check()?;
+        }
+        let request = Outgoing::new(&self.inner, request, options)?;
+        run::run(&self.inner, request).await
+    }
+
+    pub(crate) fn from_inner(inner: Inner) -> Self {
+        Self { inner: Arc::new(inner) }
+    }
+
+    pub(crate) fn http(&self) -> &reqwest::Client {
+        &self.inner.http
+    }
+}
+
+impl Inner {
+    /// The defaults around a client of reqwest's.
+    pub(crate) fn around(http: reqwest::Client) -> Self {
+        let scheme = KeyScheme::default();
+        Self {
+            bound: adds_headers(&http),
+            http,
+            transport: None,
+            defaults: HeaderMap::new(),
+            policy: Arc::default(),
+            limiter: Limiter::default(),
+            key_by: KeyBy::default(),
+            credentials: Credentials::new(Vec::new(), scheme.name().clone()),
+            scheme,
+            redirects: REDIRECTS,
+            headers_with: None,
+            observer: None,
+            ledgers: Mutex::default(),
+            chance: Mutex::new(StdRng::from_rng(&mut rand::rng())),
+        }
+    }
+
+    pub(crate) fn observer(&self) -> Option<&dyn Observer> {
+        self.observer.as_deref()
+    }
+
+    pub(crate) fn ledgers(&self) -> MutexGuard<'_, Ledgers> {
+        self.ledgers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn reseed(&mut self, seed: u64) {
+        self.chance = Mutex::new(StdRng::seed_from_u64(seed));
+    }
+
+    pub(crate) fn chance(&self) -> MutexGuard<'_, StdRng> {
+        self.chance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the client was built with default headers besides `accept` and `user-agent`. reqwest inserts them in every
+/// send and has no accessor for them, so its `Debug` form is read; if that cannot be read they are there.
+fn adds_headers(http: &reqwest::Client) -> bool {
+    let text = format!("{http:?}");
+    let Some((_, rest)) = text.split_once("default_headers: {") else {
+        return true;
+    };
+    let Some((headers, _)) = rest.split_once('}') else {
+        return true;
+    };
+    let mut names = headers.split('"').skip(1).step_by(4);
+    names.any(|name| name != "accept" && name != "user-agent")
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Wraps a client as it is. What it does by itself goes uncounted: the redirects that it follows take no permit and
+/// its own retries are sent without one. Build it with `redirect(Policy::none())` and `retry(retry::never())`, or
+/// give its builder to [`ClientBuilder::http`], which does both.
+impl From<reqwest::Client> for Client {
+    fn from(http: reqwest::Client) -> Self {
+        Self::from_inner(Inner::around(http))
+    }
+}
+
+impl tower_service::Service<Request> for Client {
+    type Response = Response;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let client = self.clone();
+        Box::pin(async move { client.execute(request).await })
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("policy", &self.inner.policy)
+            .field("key_by", &self.inner.key_by)
+            .field("key_scheme", &self.inner.scheme)
+            .field("redirects", &self.inner.redirects)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn clients_are_shared_between_threads() {
+        fn check<T: Clone + Send + Sync>() {}
+        check::<Client>();
+    }
+
+    #[test]
+    fn default_headers_of_the_wrapped_client_are_seen() {
+        let with = |headers: &[(&'static str, &'static str)]| {
+            let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
+            let http = reqwest::Client::builder().default_headers(headers.collect()).build().unwrap();
+            adds_headers(&http)
+        };
+        assert!(!with(&[]));
+        assert!(!with(&[("user-agent", "a\"b")]) || !with(&[("user-agent", "ab")]));
+        assert!(with(&[("x-secret", "s")]));
+        assert!(with(&[("user-agent", "a"), ("x-secret", "s")]));
+    }
+}

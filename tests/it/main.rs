@@ -1,4 +1,7 @@
 //! The integration tests, one binary.
 
+mod call;
 mod corpus;
 mod limits;
+mod memory;
+mod redirects;

@@ -1,0 +1,189 @@
+//! Bodies of responses: read in part, put together again, and holding a slot until they are done.
+
+use std::{
+    collections::VecDeque,
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::BodyExt;
+use reqwest::{Body, Response, ResponseBuilderExt};
+use tokio::time::Instant;
+
+use crate::{clock, limit::Permit};
+
+/// A response whose body was read in part. Nothing of it is lost: [`into_response`](Self::into_response).
+#[derive(Debug)]
+pub(crate) struct Taken {
+    head: http::Response<()>,
+    body: Stitched,
+}
+
+/// How the reading of a body ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// All of it is here.
+    Whole,
+    /// It is longer than the limit.
+    Long,
+    /// It takes too long.
+    Late,
+    /// It broke off.
+    Broken,
+}
+
+/// Reads at most `limit` bytes of the body, until `until`.
+///
+/// # Cancel safety
+/// Not cancel-safe: the response is lost.
+pub(crate) async fn read(response: Response, limit: usize, until: Option<Instant>) -> (Taken, End) {
+    let (head, rest) = apart(response);
+    let mut taken = Taken { head, body: Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit: None } };
+    if declared(&taken.body.rest) > limit as u64 {
+        return (taken, End::Long);
+    }
+    let end = clock::before(until, taken.fill(limit)).await.unwrap_or(End::Late);
+    (taken, end)
+}
+
+/// The response with its body holding the permit until it is read to its end or dropped.
+pub(crate) fn hold(response: Response, permit: Permit) -> Response {
+    let (head, rest) = apart(response);
+    let body = Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit: Some(permit) };
+    Taken { head, body }.into_response()
+}
+
+impl Taken {
+    /// What was read; without a copy when it came in one piece.
+    pub(crate) fn bytes(&self) -> Bytes {
+        let mut pieces = self.body.read.iter().filter_map(Frame::data_ref);
+        match (pieces.next(), pieces.next()) {
+            (None, _) => Bytes::new(),
+            (Some(only), None) => only.clone(),
+            _ => self.body.read.iter().filter_map(Frame::data_ref).flatten().copied().collect(),
+        }
+    }
+
+    /// The error that it broke off with, once.
+    pub(crate) fn take_error(&mut self) -> Option<reqwest::Error> {
+        match mem::replace(&mut self.body.rest, Rest::Nothing) {
+            Rest::Error(error) => Some(error),
+            rest => {
+                self.body.rest = rest;
+                None
+            }
+        }
+    }
+
+    /// The response as it was: what was read, then the rest.
+    pub(crate) fn into_response(self) -> Response {
+        Response::from(self.head.map(|()| Body::wrap(self.body)))
+    }
+
+    async fn fill(&mut self, limit: usize) -> End {
+        let mut length = 0;
+        while let Rest::Body(rest) = &mut self.body.rest {
+            match rest.frame().await {
+                None => self.body.rest = Rest::Nothing,
+                Some(Ok(frame)) => {
+                    length += frame.data_ref().map_or(0, Bytes::len);
+                    self.body.read.push_back(frame);
+                }
+                Some(Err(error)) => {
+                    self.body.rest = Rest::Error(error);
+                    return End::Broken;
+                }
+            }
+            if length > limit {
+                return End::Long;
+            }
+        }
+        End::Whole
+    }
+}
+
+/// Head and body. The head keeps version, extensions and the URL, which reqwest otherwise drops.
+fn apart(response: Response) -> (http::Response<()>, Body) {
+    let url = response.url().clone();
+    let (parts, body) = http::Response::from(response).into_parts();
+    let mut head = http::Response::builder().url(url).body(()).unwrap_or_default();
+    *head.status_mut() = parts.status;
+    *head.version_mut() = parts.version;
+    *head.headers_mut() = parts.headers;
+    head.extensions_mut().extend(parts.extensions);
+    (head, body)
+}
+
+fn declared(rest: &Rest) -> u64 {
+    match rest {
+        Rest::Body(body) => body.size_hint().lower(),
+        _ => 0,
+    }
+}
+
+/// What was read, then the rest.
+#[derive(Debug)]
+struct Stitched {
+    read: VecDeque<Frame<Bytes>>,
+    rest: Rest,
+    permit: Option<Permit>,
+}
+
+#[derive(Debug)]
+enum Rest {
+    Body(Body),
+    Error(reqwest::Error),
+    Nothing,
+}
+
+impl http_body::Body for Stitched {
+    type Data = Bytes;
+    type Error = reqwest::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, reqwest::Error>>> {
+        if let Some(frame) = self.read.pop_front() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        let polled = match &mut self.rest {
+            Rest::Body(body) => Pin::new(body).poll_frame(cx),
+            rest => match mem::replace(rest, Rest::Nothing) {
+                Rest::Error(error) => Poll::Ready(Some(Err(error))),
+                _ => Poll::Ready(None),
+            },
+        };
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+            self.permit = None;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let ended = match &self.rest {
+            Rest::Body(body) => body.is_end_stream(),
+            Rest::Error(_) => false,
+            Rest::Nothing => true,
+        };
+        ended && self.read.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let read: u64 = self.read.iter().filter_map(Frame::data_ref).map(|data| data.len() as u64).sum();
+        let rest = match &self.rest {
+            Rest::Body(body) => body.size_hint(),
+            Rest::Error(_) => SizeHint::new(),
+            Rest::Nothing => SizeHint::with_exact(0),
+        };
+        let mut hint = SizeHint::new();
+        hint.set_lower(read.saturating_add(rest.lower()));
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(read.saturating_add(upper));
+        }
+        hint
+    }
+}

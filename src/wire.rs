@@ -1,0 +1,365 @@
+//! What the main loop does with the world: permits, requests, answers. No rule lives here.
+
+use std::{convert::Infallible, time::Duration};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use rand::{Rng, TryRng};
+use reqwest::{Request, Response};
+use tokio::time::Instant;
+
+use crate::{
+    Error, Key, Verdict,
+    body::{self, End},
+    call::{Call, Onward, Outcome},
+    client::Inner,
+    clock,
+    event::{Event, emit},
+    headers::{self, Hints},
+    limit::{Ask, Permit, Route},
+    outgoing::Outgoing,
+    redirect::Hop,
+    sent::{Cause, SentState},
+    told,
+    verdict::Answer,
+};
+
+/// The driver's hands.
+pub(crate) struct Wire<'a> {
+    client: &'a Inner,
+    request: Outgoing,
+    permit: Option<Permit>,
+    withdrawal: Option<Withdrawal<'a>>,
+    /// What the call ends with if nothing better comes; a response stays whole until the next commit.
+    last: Option<Result<Response, Error>>,
+    hop: Option<Hop>,
+}
+
+/// A head, and what of the body was needed.
+struct Head {
+    response: Response,
+    hints: Hints,
+    body: Option<Bytes>,
+    received: Instant,
+    onward: Onward,
+    hop: Option<Hop>,
+    long: bool,
+}
+
+/// What of an unwanted body is read, so that its connection can be used again: architecture «Retries».
+const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
+
+/// What of an error body is read for a wait that the head does not name: architecture «Retries».
+const ERROR_BODY: (usize, Duration) = (16 * 1024, Duration::from_millis(250));
+
+impl<'a> Wire<'a> {
+    pub(crate) fn new(client: &'a Inner, request: Outgoing, call: &Call) -> Self {
+        if let Some(budget) = call.policy().retry_budget() {
+            client.ledgers().deposit(request.key, budget, clock::now());
+        }
+        Self { client, request, permit: None, withdrawal: None, last: None, hop: None }
+    }
+
+    /// Waits for a permit.
+    pub(crate) async fn acquire(&mut self, call: &mut Call) {
+        let ask = Ask {
+            key: &self.request.key,
+            route: Some(Route::of(self.request.method(), self.request.url().path())),
+            units: self.request.units(),
+            deadline: call.deadline(),
+            max_pause: call.policy().longest_wait(),
+        };
+        match clock::before(call.deadline(), self.client.limiter.admit(&ask)).await {
+            Some(Ok(permit)) => {
+                self.permit = Some(permit);
+                call.on_permit(clock::now());
+            }
+            Some(Err(refused)) => {
+                let (key, retry_at) = (self.request.key, refused.retry_at());
+                emit(self.client.observer(), || Event::Refused { key, retry_at });
+                call.on_refused(refused.is_deadline());
+                self.last.get_or_insert_with(|| Err(Error::limited(refused)));
+            }
+            None => {
+                call.on_refused(true);
+                self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
+            }
+        }
+    }
+
+    /// Asks the retry budget.
+    pub(crate) fn withdraw(&mut self, call: &mut Call) {
+        let key = self.request.key;
+        let granted =
+            call.policy().retry_budget().is_none_or(|budget| self.client.ledgers().withdraw(key, budget, clock::now()));
+        self.withdrawal = granted.then(|| Withdrawal { client: self.client, key, spent: false });
+        call.on_budget(granted);
+        self.tell_wait(call);
+    }
+
+    /// Sends one request and takes in what came of it.
+    pub(crate) async fn send(&mut self, call: &mut Call, number: u32) {
+        let prepared = clock::before(call.deadline(), self.prepare(number)).await;
+        let request = match prepared.unwrap_or_else(|| Err(Error::cut(Cause::Deadline, SentState::NotSent))) {
+            Ok(request) => request,
+            Err(error) => return self.unsent(call, error),
+        };
+        self.commit(call, number);
+        match self.exchange(call, request).await {
+            Ok(head) => self.answered(call, number, head).await,
+            Err((error, hints)) => self.failed(call, number, error, &hints),
+        }
+    }
+
+    /// The end: the last response with its history, else the error with it.
+    pub(crate) fn finish(self, call: Call) -> Result<Response, Error> {
+        let history = call.into_history();
+        let (key, stop, attempts) = (self.request.key, history.stop(), history.attempts().len());
+        emit(self.client.observer(), || Event::Ended { key, stop, attempts });
+        match self.last {
+            Some(Ok(mut response)) => {
+                response.extensions_mut().insert(history);
+                Ok(response)
+            }
+            Some(Err(error)) => Err(error.with_history(history)),
+            None => {
+                let error = Error::cut(Cause::Deadline, SentState::NotSent);
+                Err(error.with_url(self.request.url()).with_history(history))
+            }
+        }
+    }
+
+    /// The request of this attempt, with what the caller adds to it.
+    async fn prepare(&mut self, number: u32) -> Result<Request, Error> {
+        let client = self.client;
+        self.request.collect().await?;
+        let mut fresh = HeaderMap::new();
+        if self.request.is_home() {
+            for headers_with in [&client.headers_with, &self.request.options.headers_with].into_iter().flatten() {
+                replace(&mut fresh, headers_with(number).await.map_err(Error::headers)?);
+            }
+        }
+        let touch = self.request.options.on_attempt.clone().filter(|_| self.request.is_home());
+        let mut request = self.request.wire();
+        if fresh.is_empty() && touch.is_none() {
+            return Ok(request);
+        }
+        replace(request.headers_mut(), fresh);
+        if let Some(touch) = touch {
+            touch(&mut request, number);
+        }
+        self.request.check(&request, client)?;
+        Ok(request)
+    }
+
+    fn unsent(&mut self, call: &mut Call, error: Error) {
+        self.permit = None;
+        if !matches!(self.last, Some(Ok(_))) {
+            self.last = Some(Err(error));
+        }
+        call.on_unsent(clock::now());
+    }
+
+    /// The point of no return.
+    fn commit(&mut self, call: &mut Call, number: u32) {
+        self.last = None;
+        if let Some(mut withdrawal) = self.withdrawal.take() {
+            withdrawal.spent = true;
+        }
+        if let Some(permit) = &mut self.permit {
+            permit.commit();
+        }
+        call.on_sent(clock::now());
+        let (key, waited) = (self.request.key, call.waited());
+        emit(self.client.observer(), || Event::Sent { key, attempt: number, waited });
+    }
+
+    /// One request on the wire: the head, and as much of the body as the verdict needs.
+    async fn exchange(&mut self, call: &mut Call, request: Request) -> Result<Head, (Error, Hints)> {
+        let (until, cause) = call.cut(clock::now());
+        let response = match clock::before(until, transport(self.client, request)).await {
+            Some(Ok(response)) => response,
+            Some(Err(error)) => return Err((Error::transport(error), Hints::default())),
+            None => return Err((Error::cut(cause, SentState::Unknown), Hints::default())),
+        };
+        let received = clock::now();
+        let wall = clock::wall();
+        let hints = headers::read(response.status(), response.headers(), None, wall);
+        let (onward, hop) = self.request.onward(&response, &hints, self.client, call.policy());
+        let mut head = Head { response, hints, body: None, received, onward, hop, long: false };
+        let limit = self.request.options.buffered.max(call.policy().body_limit());
+        if let (Some(limit), Onward::No) = (limit, onward) {
+            let (mut taken, end) = body::read(head.response, limit, until).await;
+            match end {
+                End::Whole => head.body = Some(taken.bytes()),
+                End::Long => head.long = true,
+                End::Late => return Err((Error::cut(cause, SentState::Sent), head.hints)),
+                End::Broken => return Err((broken(taken.take_error()), head.hints)),
+            }
+            head.response = taken.into_response();
+        } else if told::may_be_in_body(&head.response, &head.hints, call.policy()) {
+            let until = earliest(received.checked_add(ERROR_BODY.1), call.deadline());
+            let (taken, end) = body::read(head.response, ERROR_BODY.0, until).await;
+            head.body = (end == End::Whole).then(|| taken.bytes());
+            head.response = taken.into_response();
+        }
+        if let Some(body) = &head.body
+            && told::may_be_in_body(&head.response, &head.hints, call.policy())
+        {
+            head.hints = headers::read(head.response.status(), head.response.headers(), Some(body), wall);
+        }
+        Ok(head)
+    }
+
+    async fn answered(&mut self, call: &mut Call, number: u32, head: Head) {
+        let answer = Answer {
+            method: self.request.method(),
+            status: Some(head.response.status()),
+            headers: head.response.headers(),
+            error: None,
+            sent: SentState::Sent,
+            attempt: number,
+        };
+        let repeat = self.request.repeat(self.client);
+        let outcome = Outcome { answer, hints: &head.hints, body: head.body.as_deref(), onward: head.onward, repeat };
+        if head.long {
+            call.on_long_body();
+        }
+        let verdict = call.on_result(&outcome, head.received, &mut Chance(self.client));
+        self.tell_answer(call, number, &head, verdict);
+        if let Some(permit) = &mut self.permit
+            && let Some(hints) = told::to_limiter(&head.response, head.hints, verdict, self.request.is_home())
+        {
+            permit.observe(&hints);
+        }
+        self.hop = head.hop;
+        self.keep(call, verdict, head.response).await;
+    }
+
+    fn failed(&mut self, call: &mut Call, number: u32, error: Error, hints: &Hints) {
+        let (cause, sent) = (error.cause().unwrap_or(Cause::Other), error.sent());
+        let answer = Answer {
+            method: self.request.method(),
+            status: None,
+            headers: &HeaderMap::new(),
+            error: Some(cause),
+            sent,
+            attempt: number,
+        };
+        let repeat = self.request.repeat(self.client);
+        let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
+        let _ = call.on_result(&outcome, clock::now(), &mut Chance(self.client));
+        let key = self.request.key;
+        emit(self.client.observer(), || Event::Failed { key, attempt: number, cause, sent });
+        self.permit = None;
+        self.last = Some(Err(error.with_url(self.request.url())));
+        self.tell_wait(call);
+    }
+
+    /// Hands the response over, or keeps it until the next commit, so that its connection and its slot are free.
+    async fn keep(&mut self, call: &Call, verdict: Verdict, response: Response) {
+        if call.is_over() {
+            let held = self.permit.take().filter(Permit::holds_slot);
+            self.last = Some(Ok(match held {
+                Some(permit) => body::hold(response, permit),
+                None => response,
+            }));
+            return;
+        }
+        let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
+        let (taken, _) = body::read(response, DRAIN.0, until).await;
+        self.permit = None;
+        self.last = Some(Ok(taken.into_response()));
+        if let Some(hop) = self.hop.take().filter(|_| verdict == Verdict::Accept) {
+            self.request.follow(hop, self.client);
+        }
+        self.tell_wait(call);
+    }
+
+    fn tell_answer(&self, call: &Call, number: u32, head: &Head, verdict: Verdict) {
+        let (key, status) = (self.request.key, head.response.status());
+        let asked_wait = call.history().asked_wait();
+        emit(self.client.observer(), || Event::Answered { key, attempt: number, status, verdict, asked_wait });
+        if head.hop.is_some() && !call.is_over() {
+            emit(self.client.observer(), || Event::Redirected { key, status });
+        }
+    }
+
+    fn tell_wait(&self, call: &Call) {
+        if let Some((cause, until)) = call.wait() {
+            let key = self.request.key;
+            emit(self.client.observer(), || Event::Waiting { key, cause, until });
+        }
+    }
+}
+
+async fn transport(client: &Inner, request: Request) -> Result<Response, crate::error::BoxError> {
+    match &client.transport {
+        None => client.http.execute(request).await.map_err(Into::into),
+        Some(transport) => transport(request).await,
+    }
+}
+
+fn broken(error: Option<reqwest::Error>) -> Error {
+    match error {
+        Some(error) => Error::body(error.into()),
+        None => Error::cut(Cause::Reset, SentState::Sent),
+    }
+}
+
+/// Each name in `fresh` takes the place of what was there.
+fn replace(headers: &mut HeaderMap, fresh: HeaderMap) {
+    let mut last = None;
+    for (name, value) in fresh {
+        match (name, &last) {
+            (Some(name), _) => {
+                headers.insert(name.clone(), value);
+                last = Some(name);
+            }
+            (None, Some(name)) => drop(headers.append(name, value)),
+            (None, None) => {}
+        }
+    }
+}
+
+fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
+/// One retry of the budget's, given back if it is not sent.
+struct Withdrawal<'a> {
+    client: &'a Inner,
+    key: Key,
+    spent: bool,
+}
+
+impl Drop for Withdrawal<'_> {
+    fn drop(&mut self) {
+        if !self.spent {
+            self.client.ledgers().refund(self.key);
+        }
+    }
+}
+
+/// The client's rng, locked only when something is drawn.
+struct Chance<'a>(&'a Inner);
+
+impl TryRng for Chance<'_> {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        Ok(self.0.chance().next_u32())
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        Ok(self.0.chance().next_u64())
+    }
+
+    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
+        self.0.chance().fill_bytes(bytes);
+        Ok(())
+    }
+}
