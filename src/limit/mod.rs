@@ -8,6 +8,8 @@ use tokio::time::Instant;
 
 use crate::{Error, headers::Hints};
 
+#[cfg(feature = "testing")]
+pub(crate) use quota::Contract;
 pub use quota::{ParseQuotaError, Quota, Unit};
 
 /// The limiter key.
