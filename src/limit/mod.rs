@@ -36,6 +36,8 @@ use tick::{Epoch, Tick, nanos_of};
 pub use gate::{Acquire, Permit, Refused};
 pub use key::Key;
 pub(crate) use key::Route;
+#[cfg(feature = "testing")]
+pub(crate) use quota::Contract;
 pub use quota::{ParseQuotaError, Quota, Unit};
 
 /// What a driver asks of the limiter for one attempt.

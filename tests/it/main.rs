@@ -5,3 +5,4 @@ mod corpus;
 mod limits;
 mod memory;
 mod redirects;
+mod server;

@@ -1,0 +1,1 @@
+//! The meters against naive references.
