@@ -88,6 +88,10 @@ impl Faults {
         self
     }
 
+    pub(super) fn check(&self) -> Result<(), &'static str> {
+        if (0.0..=1.0).contains(&self.rate) { Ok(()) } else { Err("faults: the rate must be in 0..=1") }
+    }
+
     /// Rolls the dice for one request.
     pub(super) fn roll(&self, rng: &mut impl Rng) -> Option<Fault> {
         if self.kinds.is_empty() || self.rate <= 0.0 || !rng.random_bool(self.rate) {

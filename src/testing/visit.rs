@@ -13,7 +13,7 @@ use super::{
     faults::{Body, Cut, End, Fault, Pieces, Switch},
     gate::Admission,
     script::{BodyEnd, Scripted},
-    server::{Recorded, Shared},
+    shared::{Recorded, Shared},
     stats::{Counters, InFlight},
 };
 use crate::{clock, limit::Unit};
@@ -52,6 +52,15 @@ async fn read(body: Incoming) -> Result<Bytes, Box<dyn std::error::Error + Send 
         return Ok(Bytes::new());
     }
     Ok(Limited::new(body, MOST_BODY).collect().await?.to_bytes())
+}
+
+/// A wait beyond all clocks is for ever.
+async fn sleep(wait: Duration) {
+    match clock::now().checked_add(wait) {
+        _ if wait.is_zero() => {}
+        Some(until) => clock::sleep_until(until).await,
+        None => pending().await,
+    }
 }
 
 fn stats(shared: &Shared) -> Response<Body> {
@@ -144,10 +153,7 @@ impl Visit {
     }
 
     async fn wait(&self, delay: u64) {
-        let wait = Duration::from_nanos(delay) + self.shared.draw_latency();
-        if !wait.is_zero() {
-            clock::sleep_until(clock::now() + wait).await;
-        }
+        sleep(Duration::from_nanos(delay).saturating_add(self.shared.draw_latency())).await;
     }
 
     fn refuse(self, admission: &Admission) -> Response<Body> {
@@ -213,9 +219,7 @@ impl Visit {
             response.headers_mut().insert("x-beyond-script", HeaderValue::from_static("true"));
             return response;
         };
-        if !step.delay.is_zero() {
-            clock::sleep_until(clock::now() + step.delay).await;
-        }
+        sleep(step.delay).await;
         self.play(step).await
     }
 

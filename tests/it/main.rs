@@ -1,3 +1,5 @@
 //! The integration tests, one binary.
 
+#[cfg(feature = "cli")]
+mod serve;
 mod server;

@@ -65,7 +65,7 @@ async fn refuses_above_the_limit_and_counts() {
 
 #[tokio::test]
 async fn an_obedient_client_is_never_early() {
-    let quota = Quota::window(3, Duration::from_millis(300));
+    let quota = Quota::window(3, Duration::from_millis(100));
     let all = [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingCounter, Algorithm::Gcra];
     for algorithm in all {
         let server = Server::builder()
