@@ -32,6 +32,8 @@ use crate::{clock, limit::Quota};
 /// Every path is the limited resource, except two: `POST /charge`, which counts executions per idempotency key, and
 /// `GET /stats`, the numbers as JSON, never limited and never faulted. HTTP/1.1 and HTTP/2 (prior knowledge).
 ///
+/// It runs in real time, as tasks of the runtime that started it: not under tokio's paused clock.
+///
 /// ```
 /// use std::time::Duration;
 /// use abide::{Quota, testing::{Algorithm, Dialect, Server}};
@@ -179,7 +181,10 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
         let switch = Arc::clone(&switch);
         service_fn(move |request| visit::answer(Arc::clone(&shared), Arc::clone(&switch), request))
     };
-    let builder = auto::Builder::new(Streams::default());
+    let mut builder = auto::Builder::new(Streams::default());
+    // The server's clock is not the machine's.
+    builder.http1().auto_date_header(false);
+    builder.http2().auto_date_header(false);
     let connection = pin!(builder.serve_connection(io, on_request));
     switch.watch(connection).await;
 }

@@ -65,6 +65,7 @@ async fn sleep(wait: Duration) {
 
 fn stats(shared: &Shared) -> Response<Body> {
     let mut response = Response::new(Body::whole(shared.stats().to_string().into(), None));
+    response.headers_mut().insert(header::DATE, shared.date());
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
@@ -216,6 +217,7 @@ impl Visit {
             Counters::count(&shared.counters.beyond_script);
             let mut response = Response::new(Body::whole(Bytes::new(), Some(self.in_flight)));
             *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            response.headers_mut().insert(header::DATE, shared.date());
             response.headers_mut().insert("x-beyond-script", HeaderValue::from_static("true"));
             return response;
         };
@@ -242,7 +244,9 @@ impl Visit {
         }
         let mut response = self.in_pieces(step.body.clone(), end, step.body_rate);
         *response.status_mut() = status;
-        response.headers_mut().insert(header::DATE, shared.date());
+        if step.dated {
+            response.headers_mut().insert(header::DATE, shared.date());
+        }
         let mut named = HeaderMap::new();
         for (name, value) in step.headers_at(shared.wall()) {
             named.append(name, value);

@@ -56,7 +56,10 @@ fn quotas() -> impl Strategy<Value = Quota> {
     let period = prop_oneof![1_u64..50, Just(1_000_000_007), Just(86_400_000_000_000)];
     (1_u32..12, period, proptest::option::of(1_u32..20)).prop_map(|(n, per, burst)| {
         let per = Duration::from_nanos(per);
-        burst.map_or(Quota::window(n, per), |burst| Quota::bucket(n, per).burst(burst))
+        match burst {
+            Some(burst) => Quota::bucket(n, per).burst(burst),
+            None => Quota::window(n, per),
+        }
     })
 }
 
