@@ -149,7 +149,7 @@ impl ServerBuilder {
     }
 
     /// Answers every request from a list, in order of arrival, instead of limits and `/charge`. Beyond its end: a 500 with
-    /// `x-beyond-script`, counted in [`Stats::beyond_script`].
+    /// `x-beyond-script`, counted in [`Stats::beyond_script`](super::Stats::beyond_script).
     pub fn script(mut self, script: Vec<Scripted>) -> Self {
         self.script = Some(script);
         self

@@ -274,6 +274,7 @@ async fn a_charge_whose_answer_is_lost_was_executed_or_not() {
     assert_eq!((server.stats().faults, server.stats().executions), (20, executed as u64));
 }
 
+#[cfg(feature = "http2")]
 #[tokio::test]
 async fn speaks_http_2_and_ends_its_tasks() {
     let server = Server::builder().start().await.unwrap();
@@ -295,6 +296,7 @@ async fn speaks_http_2_and_ends_its_tasks() {
     assert!(after < before && after == 0, "{before} -> {after}");
 }
 
+#[cfg(feature = "http2")]
 #[tokio::test]
 async fn faults_leave_nothing_in_flight() {
     let faults = Faults::rate(0.5);
