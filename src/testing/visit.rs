@@ -104,7 +104,8 @@ impl Visit {
             return self.refuse(&admission);
         }
         let fault = self.shared.roll();
-        let before = fault.filter(|_| self.shared.toss());
+        // A fault that sends a 200 on its way to fail must not promise what was not done.
+        let before = fault.filter(|fault| !fault.has_head() && self.shared.toss());
         if let Some(fault) = before {
             self.wait(admission.delay).await;
             return self.strike(fault, &admission, Bytes::new()).await;
@@ -257,7 +258,7 @@ impl Visit {
 
     /// A body with a pace or a bad end, under the length of the whole.
     fn in_pieces(self, body: Bytes, end: BodyEnd, rate: Option<u32>) -> Response<Body> {
-        let length = body.len();
+        let mut length = body.len();
         let (sent, end) = match end {
             BodyEnd::Whole if rate.is_none() => return Response::new(Body::whole(body, Some(self.in_flight))),
             BodyEnd::Whole => (length, End::Done),
@@ -266,6 +267,10 @@ impl Visit {
             BodyEnd::CloseAfter(bytes) => (bytes, End::Cut(self.switch, Cut::Close)),
         };
         let mut pieces = Pieces::new(body.slice(..sent.min(length)), end);
+        if !pieces.is_whole() {
+            // At least a byte is missing.
+            length = length.max(sent.min(length) + 1);
+        }
         if let Some(rate) = rate {
             pieces.pace(rate);
         }

@@ -248,6 +248,32 @@ async fn charges_execute_once_a_key() {
 }
 
 #[tokio::test]
+async fn a_charge_that_sent_a_200_was_executed() {
+    let kinds = Fault::ALL.iter().copied().filter(|&fault| fault != Fault::Stall);
+    let server = Server::builder().faults(Faults::rate(0.8).kinds(kinds)).seed(3).start().await.unwrap();
+    let (client, url) = (http(), format!("{}/charge", server.url()));
+    let mut good = 0;
+    for n in 0..80 {
+        let key = n.to_string();
+        let answer = client.post(&url).header("idempotency-key", &key).send().await;
+        if answer.is_ok_and(|answer| answer.status() == 200) {
+            assert_eq!(server.charges().of(&key), 1);
+            good += 1;
+        }
+    }
+    let charges = server.charges();
+    assert!(good > 10 && charges.total() > good && charges.total() < 80, "{good} {charges:?}");
+}
+
+#[tokio::test]
+async fn an_empty_body_can_be_cut() {
+    let script = vec![Scripted::status(200).truncate_body_after(0), Scripted::status(200).reset_body_after(5)];
+    let server = Server::builder().script(script).start().await.unwrap();
+    assert!(get(&server).await.bytes().await.is_err());
+    assert!(get(&server).await.bytes().await.is_err());
+}
+
+#[tokio::test]
 async fn a_busy_key_conflicts() {
     let server = Server::builder().start().await.unwrap();
     server.set_latency(Duration::from_millis(100)..Duration::from_millis(100));
