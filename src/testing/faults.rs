@@ -56,12 +56,18 @@ impl Fault {
         Self::Stall,
         Self::Truncate,
     ];
+
+    /// It sends a 200 and part of its body.
+    pub(super) fn has_head(self) -> bool {
+        matches!(self, Self::ResetBody | Self::Truncate)
+    }
 }
 
 /// How often requests meet a fault, and which.
 ///
 /// A fault strikes what the limits have accepted, so every struck request has used its quota. On `/charge` it strikes
-/// before the execution or after it, as the dice fall: the answer is lost either way.
+/// before the execution or after it, as the dice fall (those that break a body after it, since they send a 200): the answer
+/// is lost either way.
 ///
 /// ```
 /// use abide::testing::{Fault, Faults};
@@ -86,6 +92,10 @@ impl Faults {
     pub fn kinds(mut self, kinds: impl IntoIterator<Item = Fault>) -> Self {
         self.kinds = kinds.into_iter().collect();
         self
+    }
+
+    pub(super) fn check(&self) -> Result<(), &'static str> {
+        if (0.0..=1.0).contains(&self.rate) { Ok(()) } else { Err("faults: the rate must be in 0..=1") }
     }
 
     /// Rolls the dice for one request.
@@ -240,6 +250,11 @@ impl Pieces {
         let piece = (rate / 20).max(1);
         self.piece = usize::try_from(piece).unwrap_or(usize::MAX);
         self.gap = Duration::from_secs(1) * piece / rate;
+    }
+
+    /// It ends as it should.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.end, End::Done)
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {

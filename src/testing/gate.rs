@@ -197,3 +197,49 @@ impl Drop for Slot {
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const NOW: u64 = 1_790_000_000_000_000_000;
+
+    fn gate(limits: [(Quota, Algorithm); 2]) -> Gate {
+        Gate::new(limits.map(|(quota, algorithm)| Limit { quota, algorithm, advertised: None }).into())
+    }
+
+    #[test]
+    fn limits_are_taken_all_or_none() {
+        let hour = Quota::per_hour(2);
+        let minute = Quota::per_minute(1);
+        let mut gate = gate([(hour, Algorithm::FixedWindow), (minute, Algorithm::SlidingLog)]);
+        assert_eq!(gate.admit(b"", |_| 1, NOW).refusal, None);
+        for n in 0..10 {
+            let refused = gate.admit(b"", |_| 1, NOW + n);
+            assert_eq!(refused.refusal, Some(Refusal { wait: 60_000_000_000 - n, by: 1 }));
+            assert_eq!(refused.told.iter().map(|told| told.remaining).collect::<Vec<_>>(), [1, 0]);
+        }
+        assert_eq!(gate.admit(b"", |_| 1, NOW + 60_000_000_000).refusal, None);
+        assert_eq!((gate.accepted, gate.refused, gate.most_in_window()), (2, 10, 2));
+    }
+
+    #[test]
+    fn a_dropped_slot_is_free() {
+        let rate = (Quota::per_second(100), Algorithm::TokenBucket);
+        let mut gate = gate([rate, (Quota::per_second(1), Algorithm::Concurrency)]);
+        let held = gate.admit(b"", |_| 1, NOW);
+        assert!(gate.admit(b"", |_| 1, NOW).refusal.is_some());
+        drop(held);
+        assert_eq!(gate.admit(b"", |_| 1, NOW).refusal, None);
+    }
+
+    #[test]
+    fn a_backward_clock_changes_nothing() {
+        let quota = Quota::window(1, Duration::from_secs(1));
+        let mut gate = gate([(quota.clone(), Algorithm::FixedWindow), (quota, Algorithm::Gcra)]);
+        assert_eq!(gate.admit(b"", |_| 1, NOW).refusal, None);
+        assert!(gate.admit(b"", |_| 1, NOW - 2_000_000_000).refusal.is_some());
+    }
+}

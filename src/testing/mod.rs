@@ -19,6 +19,7 @@
 //! ```
 
 mod algorithms;
+mod builder;
 mod charge;
 mod dialects;
 mod faults;
@@ -26,15 +27,18 @@ mod gate;
 mod names;
 mod script;
 mod server;
+mod shared;
 mod stats;
 mod visit;
 
 pub use algorithms::Algorithm;
+pub use builder::ServerBuilder;
 pub use charge::Charges;
 pub use dialects::{Dialect, RetryAfter};
 pub use faults::{Fault, Faults};
 pub use gate::KeyBy;
 pub use names::UnknownName;
 pub use script::Scripted;
-pub use server::{Recorded, Server, ServerBuilder};
+pub use server::Server;
+pub use shared::Recorded;
 pub use stats::Stats;

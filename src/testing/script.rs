@@ -28,6 +28,7 @@ pub struct Scripted {
     pub(super) fault: Option<Fault>,
     pub(super) body_end: BodyEnd,
     pub(super) body_rate: Option<u32>,
+    pub(super) dated: bool,
     repeat: u32,
 }
 
@@ -58,6 +59,7 @@ impl Scripted {
             fault: None,
             body_end: BodyEnd::Whole,
             body_rate: None,
+            dated: true,
             repeat: 1,
         }
     }
@@ -125,6 +127,13 @@ impl Scripted {
     #[must_use]
     pub fn body_rate(mut self, bytes_per_second: u32) -> Self {
         self.body_rate = Some(bytes_per_second);
+        self
+    }
+
+    /// Leaves out `Date`; without this it is sent by the server's clock, unless [`header`](Self::header) names another.
+    #[must_use]
+    pub fn undated(mut self) -> Self {
+        self.dated = false;
         self
     }
 

@@ -13,7 +13,7 @@ use super::{
     faults::{Body, Cut, End, Fault, Pieces, Switch},
     gate::Admission,
     script::{BodyEnd, Scripted},
-    server::{Recorded, Shared},
+    shared::{Recorded, Shared},
     stats::{Counters, InFlight},
 };
 use crate::{clock, limit::Unit};
@@ -54,8 +54,18 @@ async fn read(body: Incoming) -> Result<Bytes, Box<dyn std::error::Error + Send 
     Ok(Limited::new(body, MOST_BODY).collect().await?.to_bytes())
 }
 
+/// A wait beyond all clocks is for ever.
+async fn sleep(wait: Duration) {
+    match clock::now().checked_add(wait) {
+        _ if wait.is_zero() => {}
+        Some(until) => clock::sleep_until(until).await,
+        None => pending().await,
+    }
+}
+
 fn stats(shared: &Shared) -> Response<Body> {
     let mut response = Response::new(Body::whole(shared.stats().to_string().into(), None));
+    response.headers_mut().insert(header::DATE, shared.date());
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
@@ -94,7 +104,8 @@ impl Visit {
             return self.refuse(&admission);
         }
         let fault = self.shared.roll();
-        let before = fault.filter(|_| self.shared.toss());
+        // A fault that sends a 200 on its way to fail must not promise what was not done.
+        let before = fault.filter(|fault| !fault.has_head() && self.shared.toss());
         if let Some(fault) = before {
             self.wait(admission.delay).await;
             return self.strike(fault, &admission, Bytes::new()).await;
@@ -144,10 +155,7 @@ impl Visit {
     }
 
     async fn wait(&self, delay: u64) {
-        let wait = Duration::from_nanos(delay) + self.shared.draw_latency();
-        if !wait.is_zero() {
-            clock::sleep_until(clock::now() + wait).await;
-        }
+        sleep(Duration::from_nanos(delay).saturating_add(self.shared.draw_latency())).await;
     }
 
     fn refuse(self, admission: &Admission) -> Response<Body> {
@@ -210,12 +218,11 @@ impl Visit {
             Counters::count(&shared.counters.beyond_script);
             let mut response = Response::new(Body::whole(Bytes::new(), Some(self.in_flight)));
             *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            response.headers_mut().insert(header::DATE, shared.date());
             response.headers_mut().insert("x-beyond-script", HeaderValue::from_static("true"));
             return response;
         };
-        if !step.delay.is_zero() {
-            clock::sleep_until(clock::now() + step.delay).await;
-        }
+        sleep(step.delay).await;
         self.play(step).await
     }
 
@@ -238,7 +245,9 @@ impl Visit {
         }
         let mut response = self.in_pieces(step.body.clone(), end, step.body_rate);
         *response.status_mut() = status;
-        response.headers_mut().insert(header::DATE, shared.date());
+        if step.dated {
+            response.headers_mut().insert(header::DATE, shared.date());
+        }
         let mut named = HeaderMap::new();
         for (name, value) in step.headers_at(shared.wall()) {
             named.append(name, value);
@@ -249,7 +258,7 @@ impl Visit {
 
     /// A body with a pace or a bad end, under the length of the whole.
     fn in_pieces(self, body: Bytes, end: BodyEnd, rate: Option<u32>) -> Response<Body> {
-        let length = body.len();
+        let mut length = body.len();
         let (sent, end) = match end {
             BodyEnd::Whole if rate.is_none() => return Response::new(Body::whole(body, Some(self.in_flight))),
             BodyEnd::Whole => (length, End::Done),
@@ -258,6 +267,10 @@ impl Visit {
             BodyEnd::CloseAfter(bytes) => (bytes, End::Cut(self.switch, Cut::Close)),
         };
         let mut pieces = Pieces::new(body.slice(..sent.min(length)), end);
+        if !pieces.is_whole() {
+            // At least a byte is missing.
+            length = length.max(sent.min(length) + 1);
+        }
         if let Some(rate) = rate {
             pieces.pace(rate);
         }

@@ -5,4 +5,6 @@ mod corpus;
 mod limits;
 mod memory;
 mod redirects;
+#[cfg(feature = "cli")]
+mod serve;
 mod server;

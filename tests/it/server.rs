@@ -65,7 +65,8 @@ async fn refuses_above_the_limit_and_counts() {
 
 #[tokio::test]
 async fn an_obedient_client_is_never_early() {
-    let quota = Quota::window(3, Duration::from_millis(300));
+    let quota = Quota::window(3, Duration::from_millis(100));
+    let client = http();
     let all = [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingCounter, Algorithm::Gcra];
     for algorithm in all {
         let server = Server::builder()
@@ -77,7 +78,7 @@ async fn an_obedient_client_is_never_early() {
             .unwrap();
         let mut refusals_in_a_row = 0;
         for _ in 0..12 {
-            let response = get(&server).await;
+            let response = client.get(server.url()).send().await.unwrap();
             if response.status() == 200 {
                 refusals_in_a_row = 0;
                 continue;
@@ -206,12 +207,14 @@ async fn faults_are_real() {
 async fn a_script_is_answered_in_order() {
     let script = vec![
         Scripted::status(429).header("retry-after", "1").repeat(2),
+        Scripted::status(204).undated(),
         Scripted::status(503).header_with("x-at", httpdate::fmt_http_date),
         Scripted::status(200).body("0123456789").delay(Duration::from_millis(30)).body_rate(100),
     ];
     let server = Server::builder().script(script).start().await.unwrap();
     assert_eq!(field(&get(&server).await, "retry-after"), "1");
     assert_eq!(get(&server).await.status(), 429);
+    assert_eq!(field(&get(&server).await, "date"), "");
     let response = get(&server).await;
     assert_eq!(field(&response, "x-at"), field(&response, "date"));
     let start = Instant::now();
@@ -221,8 +224,8 @@ async fn a_script_is_answered_in_order() {
     assert!(start.elapsed() >= Duration::from_millis(100), "{:?}", start.elapsed());
     let recorded = server.recorded();
     assert_eq!(
-        (recorded.len(), &recorded[3].method, &recorded[3].body[..]),
-        (4, &reqwest::Method::POST, &b"hello"[..])
+        (recorded.len(), &recorded[4].method, &recorded[4].body[..]),
+        (5, &reqwest::Method::POST, &b"hello"[..])
     );
 }
 
@@ -242,6 +245,32 @@ async fn charges_execute_once_a_key() {
     }
     let charges = server.charges();
     assert_eq!((charges.of("k1"), charges.bare, charges.most_bare, charges.total()), (1, 2, 2, 3));
+}
+
+#[tokio::test]
+async fn a_charge_that_sent_a_200_was_executed() {
+    let kinds = Fault::ALL.iter().copied().filter(|&fault| fault != Fault::Stall);
+    let server = Server::builder().faults(Faults::rate(0.8).kinds(kinds)).seed(3).start().await.unwrap();
+    let (client, url) = (http(), format!("{}/charge", server.url()));
+    let mut good = 0;
+    for n in 0..80 {
+        let key = n.to_string();
+        let answer = client.post(&url).header("idempotency-key", &key).send().await;
+        if answer.is_ok_and(|answer| answer.status() == 200) {
+            assert_eq!(server.charges().of(&key), 1);
+            good += 1;
+        }
+    }
+    let charges = server.charges();
+    assert!(good > 10 && charges.total() > good && charges.total() < 80, "{good} {charges:?}");
+}
+
+#[tokio::test]
+async fn an_empty_body_can_be_cut() {
+    let script = vec![Scripted::status(200).truncate_body_after(0), Scripted::status(200).reset_body_after(5)];
+    let server = Server::builder().script(script).start().await.unwrap();
+    assert!(get(&server).await.bytes().await.is_err());
+    assert!(get(&server).await.bytes().await.is_err());
 }
 
 #[tokio::test]
@@ -271,6 +300,7 @@ async fn a_charge_whose_answer_is_lost_was_executed_or_not() {
     assert_eq!((server.stats().faults, server.stats().executions), (20, executed as u64));
 }
 
+#[cfg(feature = "http2")]
 #[tokio::test]
 async fn speaks_http_2_and_ends_its_tasks() {
     let server = Server::builder().start().await.unwrap();
@@ -290,6 +320,49 @@ async fn speaks_http_2_and_ends_its_tasks() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     let after = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     assert!(after < before && after == 0, "{before} -> {after}");
+}
+
+#[cfg(feature = "http2")]
+#[tokio::test]
+async fn faults_leave_nothing_in_flight() {
+    let faults = Faults::rate(0.5);
+    let server = Server::builder().faults(faults).seed(7).start().await.unwrap();
+    let wait = Duration::from_millis(40);
+    let h2 = Client::builder().http2_prior_knowledge().timeout(wait).build().unwrap();
+    let h1 = Client::builder().retry(reqwest::retry::never()).timeout(wait).build().unwrap();
+    for client in [h1, h2] {
+        let mut good = 0;
+        for _ in 0..60 {
+            let Ok(response) = client.get(server.url()).send().await else { continue };
+            let status = response.status();
+            good += u32::from(response.bytes().await.is_ok() && status == 200);
+        }
+        assert!((10..50).contains(&good), "{good}");
+    }
+    tokio::time::sleep(wait).await;
+    assert_eq!(server.stats().in_flight, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_is_held_to_the_limit() {
+    let quota = Quota::window(50, Duration::from_millis(300));
+    let server = Server::builder().limit(quota).algorithm(Algorithm::SlidingLog).start().await.unwrap();
+    let client = http();
+    let until = Instant::now() + Duration::from_millis(700);
+    let workers = (0..16).map(|_| {
+        let (client, url) = (client.clone(), server.url().to_owned());
+        tokio::spawn(async move {
+            let mut accepted = 0;
+            while Instant::now() < until {
+                accepted += u64::from(client.get(&url).send().await.unwrap().status() == 200);
+            }
+            accepted
+        })
+    });
+    let seen: u64 = futures_util::future::join_all(workers).await.into_iter().map(Result::unwrap).sum();
+    let stats = server.stats();
+    assert_eq!((stats.accepted, stats.most_in_window), (seen, 50));
+    assert!((100..=150).contains(&seen), "{seen}");
 }
 
 #[tokio::test]
