@@ -4,5 +4,9 @@ mod call;
 mod corpus;
 mod limits;
 mod memory;
+#[cfg(test)]
+mod network;
 mod redirects;
 mod server;
+#[cfg(test)]
+mod support;
