@@ -1,6 +1,8 @@
 //! The integration tests, one binary.
 
 mod call;
+#[cfg(test)]
+mod cases;
 mod corpus;
 mod limits;
 mod memory;
