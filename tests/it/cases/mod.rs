@@ -18,8 +18,11 @@ use tokio::{sync::Semaphore, task::JoinSet};
 
 use case::Case;
 
-/// The cases that come with the project.
-const FILES: [&str; 1] = [concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cases/behaviours.jsonl")];
+/// The cases that come with the project: from bug reports, and for what those leave out.
+const FILES: [&str; 2] = [
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cases/behaviours.jsonl"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cases/own.jsonl"),
+];
 
 /// Cases that may fail until what they need is built.
 const PENDING: [(&str, &str); 3] = [
