@@ -1,0 +1,171 @@
+//! The behaviour cases of `tests/data/cases`: small scenarios from public bug reports, played on real sockets or a
+//! virtual clock. `ABIDE_CASES` names another file of the same form, `ABIDE_CASE` picks those whose id contains it.
+
+mod call;
+mod case;
+mod check;
+mod client;
+#[cfg(test)]
+mod form;
+mod limiter;
+mod multi;
+mod outcome;
+mod stage;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use case::Case;
+
+/// The cases that come with the project: from bug reports, and for what those leave out.
+const FILES: [&str; 2] = [
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cases/behaviours.jsonl"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cases/own.jsonl"),
+];
+
+/// Cases that may fail until what they need is built.
+const PENDING: [(&str, &str); 4] = [
+    ("invalid-1", "the first refusal that names no wait leaves one permit at once"),
+    ("invalid-3", "the first refusal that names no wait leaves one permit at once"),
+    ("own-reset-past", "a reset that is past asks for no wait"),
+    ("herd-3", "fewer polls for a grant"),
+];
+
+/// How many cases, or trials of one, run at once.
+const AT_ONCE: usize = 8;
+
+/// What a case may require: features that abide has.
+const FEATURES: [&str; 9] = [
+    "poll_202",
+    "header_provider",
+    "http2",
+    "classify_body",
+    "rate_limit_403",
+    "sensitive_headers",
+    "limiter",
+    "concurrency",
+    "redirects",
+];
+
+/// What became of one case.
+enum Result {
+    Passed,
+    Failed(Vec<String>),
+    /// It may fail, as long as this is not built.
+    Pending(&'static str),
+    /// It requires what abide does not have.
+    Skipped(Vec<String>),
+    /// Its mode is played elsewhere.
+    Elsewhere(String),
+}
+
+#[test]
+fn behaviour_cases_pass() {
+    let file = std::env::var("ABIDE_CASES");
+    let files = file.as_ref().map_or_else(|_| FILES.to_vec(), |file| vec![file.as_str()]);
+    let picked = std::env::var("ABIDE_CASE").unwrap_or_default();
+    let cases: Vec<Case> = files.into_iter().flat_map(read).filter(|case| case.id.contains(&picked)).collect();
+    assert!(!cases.is_empty(), "no such case");
+    // Limiter cases measure time and CPU: they have the machine to themselves.
+    let (limits, calls): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.mode == "limiter");
+    let mut results: Vec<(String, Result)> = limits.iter().map(|case| (case.id.clone(), limiter_case(case))).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    results.extend(runtime.block_on(all(calls)));
+    for (id, result) in &mut results {
+        let pending = PENDING.iter().find(|(pending, _)| pending == id);
+        if let (Result::Failed(_), Some((_, missing))) = (&result, pending) {
+            *result = Result::Pending(missing);
+        }
+    }
+    let failed = report(&results);
+    assert_eq!(failed, 0, "cases failed");
+}
+
+fn read(file: &str) -> Vec<Case> {
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines().filter(|line| !line.trim().is_empty()).map(|line| Case::parse(line).unwrap()).collect()
+}
+
+fn limiter_case(case: &Case) -> Result {
+    if let Some(missing) = missing(case) {
+        return missing;
+    }
+    judged(case.body().map(|body| limiter::run(&body)))
+}
+
+async fn all(cases: Vec<Case>) -> Vec<(String, Result)> {
+    let slots = Arc::new(Semaphore::new(AT_ONCE));
+    let mut running = JoinSet::new();
+    for case in cases {
+        let slots = Arc::clone(&slots);
+        running.spawn(async move {
+            let result = Box::pin(one(&case, slots)).await;
+            (case.id, result)
+        });
+    }
+    running.join_all().await
+}
+
+async fn one(case: &Case, slots: Arc<Semaphore>) -> Result {
+    if let Some(missing) = missing(case) {
+        return missing;
+    }
+    match case.mode.as_str() {
+        "call" => match case.body() {
+            Ok(body) => judged(Ok(call::run(body, slots).await)),
+            Err(problem) => judged(Err(problem)),
+        },
+        "multi" => match case.body() {
+            Ok(body) => {
+                let _slot = slots.acquire_owned().await;
+                judged(Ok(multi::run(body).await))
+            }
+            Err(problem) => judged(Err(problem)),
+        },
+        // One limit for many processes comes with the fleet, files of rows with the command line.
+        "redis" | "bulk" => Result::Elsewhere(case.mode.clone()),
+        other => Result::Failed(vec![format!("no mode {other:?}")]),
+    }
+}
+
+fn missing(case: &Case) -> Option<Result> {
+    let missing: Vec<String> =
+        case.requires.iter().filter(|feature| !FEATURES.contains(&feature.as_str())).cloned().collect();
+    (!missing.is_empty()).then_some(Result::Skipped(missing))
+}
+
+fn judged(failures: std::result::Result<Vec<String>, String>) -> Result {
+    match failures {
+        Ok(failures) if failures.is_empty() => Result::Passed,
+        Ok(failures) => Result::Failed(failures),
+        Err(problem) => Result::Failed(vec![format!("its form is not known: {problem}")]),
+    }
+}
+
+/// Prints what failed and the sums; how many failed.
+fn report(results: &[(String, Result)]) -> usize {
+    let (mut passed, mut failed, mut pending) = (0, 0, 0);
+    let mut elsewhere: BTreeMap<&str, usize> = BTreeMap::new();
+    for (id, result) in results {
+        match result {
+            Result::Passed => passed += 1,
+            Result::Pending(missing) => {
+                pending += 1;
+                println!("{id} is pending: {missing}");
+            }
+            Result::Skipped(missing) => println!("{id} skipped: it requires {missing:?}"),
+            Result::Elsewhere(mode) => *elsewhere.entry(mode).or_default() += 1,
+            Result::Failed(why) => {
+                failed += 1;
+                println!("{id} failed:");
+                why.iter().for_each(|why| println!("    {why}"));
+            }
+        }
+    }
+    println!("{passed} of {} cases pass", passed + failed + pending);
+    for (mode, count) in elsewhere {
+        println!("{count} of mode {mode} not run here");
+    }
+    failed
+}
