@@ -234,7 +234,12 @@ impl Counter {
         let even = left as f64 / (span as f64 / SECOND as f64);
         let known = self.limit * 0.98 / (self.longest.max(SECOND) as f64 / SECOND as f64);
         meter.rerate(&super::experience::bucket(even.max(known), left / 4).unit(hint.unit.clone()));
-        meter.allow(left, seen.now.plus(if left == 0 && reset > 0 { reset } else { span }));
+        if left > 0 || reset > 0 {
+            meter.allow(left, seen.now.plus(if left == 0 { reset } else { span }));
+        } else {
+            // Nothing is left and no instant is named at which there is more: that is no information.
+            meter.allow(1, seen.now.plus(span));
+        }
     }
 }
 

@@ -24,14 +24,6 @@ const FILES: [&str; 2] = [
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cases/own.jsonl"),
 ];
 
-/// Cases that may fail until what they need is built.
-const PENDING: [(&str, &str); 4] = [
-    ("invalid-1", "the first refusal that names no wait leaves one permit at once"),
-    ("invalid-3", "the first refusal that names no wait leaves one permit at once"),
-    ("own-reset-past", "a reset that is past asks for no wait"),
-    ("herd-3", "fewer polls for a grant"),
-];
-
 /// How many cases, or trials of one, run at once.
 const AT_ONCE: usize = 8;
 
@@ -52,8 +44,6 @@ const FEATURES: [&str; 9] = [
 enum Result {
     Passed,
     Failed(Vec<String>),
-    /// It may fail, as long as this is not built.
-    Pending(&'static str),
     /// It requires what abide does not have.
     Skipped(Vec<String>),
     /// Its mode is played elsewhere.
@@ -72,12 +62,6 @@ fn behaviour_cases_pass() {
     let mut results: Vec<(String, Result)> = limits.iter().map(|case| (case.id.clone(), limiter_case(case))).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     results.extend(runtime.block_on(all(calls)));
-    for (id, result) in &mut results {
-        let pending = PENDING.iter().find(|(pending, _)| pending == id);
-        if let (Result::Failed(_), Some((_, missing))) = (&result, pending) {
-            *result = Result::Pending(missing);
-        }
-    }
     let failed = report(&results);
     assert_eq!(failed, 0, "cases failed");
 }
@@ -145,15 +129,11 @@ fn judged(failures: std::result::Result<Vec<String>, String>) -> Result {
 
 /// Prints what failed and the sums; how many failed.
 fn report(results: &[(String, Result)]) -> usize {
-    let (mut passed, mut failed, mut pending) = (0, 0, 0);
+    let (mut passed, mut failed) = (0, 0);
     let mut elsewhere: BTreeMap<&str, usize> = BTreeMap::new();
     for (id, result) in results {
         match result {
             Result::Passed => passed += 1,
-            Result::Pending(missing) => {
-                pending += 1;
-                println!("{id} is pending: {missing}");
-            }
             Result::Skipped(missing) => println!("{id} skipped: it requires {missing:?}"),
             Result::Elsewhere(mode) => *elsewhere.entry(mode).or_default() += 1,
             Result::Failed(why) => {
@@ -163,7 +143,7 @@ fn report(results: &[(String, Result)]) -> usize {
             }
         }
     }
-    println!("{passed} of {} cases pass", passed + failed + pending);
+    println!("{passed} of {} cases pass", passed + failed);
     for (mode, count) in elsewhere {
         println!("{count} of mode {mode} not run here");
     }
