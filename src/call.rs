@@ -87,6 +87,8 @@ pub(crate) struct Call {
     waiting: Option<WaitCause>,
     waited: Waited,
     last_backoff: Option<Duration>,
+    /// The attempt as far as it got, while its next hop waits.
+    open: Option<Attempt>,
     history: History,
 }
 
@@ -116,6 +118,7 @@ impl Call {
             waiting: None,
             waited: Waited::default(),
             last_backoff: None,
+            open: None,
             history: History::default(),
         }
     }
@@ -246,6 +249,9 @@ impl Call {
     }
 
     fn stop(&mut self, stop: Stop) {
+        if let Some(open) = self.open.take() {
+            self.history.attempts.push(open);
+        }
         self.state = State::Over;
         self.history.stop = stop;
     }
@@ -266,18 +272,24 @@ impl Call {
         let unknown = |attempt: &Attempt| attempt.sent == SentState::Unknown;
         // RFC 9110 §13.1.1: the precondition may have failed because the earlier attempt was applied.
         if outcome.answer.status.is_some_and(|status| status.as_u16() == 412)
-            && self.history.attempts.iter().any(unknown)
+            && self.history.attempts().iter().any(unknown)
         {
             self.note(Note::MaybeApplied);
         }
-        self.history.attempts.push(Attempt {
+        let attempt = self.attempt(outcome, now);
+        self.history.attempts.push(attempt);
+        (self.open, self.waited) = (None, Waited::default());
+    }
+
+    fn attempt(&self, outcome: &Outcome<'_>, now: Instant) -> Attempt {
+        Attempt {
             number: self.number,
             status: outcome.answer.status,
             error: outcome.answer.error,
-            waited: std::mem::take(&mut self.waited),
+            waited: self.waited,
             elapsed: now.saturating_duration_since(self.sent_at),
             sent: outcome.answer.sent,
-        });
+        }
     }
 
     /// What the server asks for by this answer.
@@ -297,6 +309,7 @@ impl Call {
         let poll = outcome.onward == Onward::Poll;
         self.hop = true;
         self.waiting = None;
+        self.open = Some(self.attempt(outcome, now));
         let until = match (asked, poll) {
             (None, false) => Ok(now),
             _ => self.until(asked, false, (now, rng)),
@@ -420,4 +433,148 @@ fn asked_wait(hints: &Hints) -> Option<Duration> {
         matching.filter_map(|quota| quota.reset_after).max()
     };
     hints.retry_after.or_else(|| longest(true)).or_else(|| longest(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, Method, StatusCode};
+    use proptest::prelude::*;
+    use rand::{SeedableRng, rngs::StdRng};
+
+    use super::*;
+    use crate::{Backoff, clock};
+
+    const SAFE: Repeat = Repeat { idempotent: true, key_lifetime: None, retry_conflict: false, replayable: true };
+    const KEYED: Repeat =
+        Repeat { idempotent: false, key_lifetime: Some(Duration::MAX), retry_conflict: false, replayable: true };
+    const BARE: Repeat = Repeat { idempotent: false, ..SAFE };
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn policy() -> Policy {
+        Policy::default().backoff(Backoff::constant(ms(50))).no_budget()
+    }
+
+    fn asked(wait: Duration) -> Hints {
+        Hints { retry_after: Some(wait), ..Hints::default() }
+    }
+
+    /// One attempt, answered at once; what the call does next.
+    fn answer(call: &mut Call, status: u16, hints: &Hints, repeat: Repeat, now: Instant) -> Step {
+        assert_eq!(call.next(now), Step::Acquire);
+        call.on_permit(now);
+        assert!(matches!(call.next(now), Step::Send(_)));
+        call.on_sent(now);
+        let answer = Answer {
+            method: &Method::GET,
+            status: StatusCode::from_u16(status).ok(),
+            headers: &HeaderMap::new(),
+            error: None,
+            sent: SentState::Sent,
+            attempt: 1,
+        };
+        let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
+        let _ = call.on_result(&outcome, now, &mut StdRng::seed_from_u64(1));
+        call.next(now)
+    }
+
+    #[track_caller]
+    fn check(policy: Policy, status: u16, hints: &Hints, repeat: Repeat, expected: Result<Duration, Stop>) {
+        let now = clock::now();
+        let mut call = Call::new(Arc::new(policy), None, now);
+        let step = answer(&mut call, status, hints, repeat, now);
+        let found = match step {
+            Step::WaitUntil(until) => Ok(until - now),
+            _ => Err(call.history().stop()),
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn the_first_reason_to_stop_is_told() {
+        let none = Hints::default();
+        check(policy(), 200, &none, SAFE, Err(Stop::Answered));
+        check(policy(), 404, &none, SAFE, Err(Stop::NotRetryable));
+        check(policy().max_attempts(1), 503, &none, Repeat { replayable: false, ..BARE }, Err(Stop::NotIdempotent));
+        check(policy().max_attempts(1), 503, &none, Repeat { replayable: false, ..SAFE }, Err(Stop::NotReplayable));
+        check(policy().max_attempts(1).deadline(ms(1)), 503, &none, SAFE, Err(Stop::MaxAttempts));
+        let hour = asked(Duration::from_secs(3600));
+        check(policy(), 503, &hour, SAFE, Err(Stop::Deadline));
+        check(policy().no_deadline(), 503, &hour, SAFE, Err(Stop::ServerWaitTooLong));
+        check(policy().no_deadline(), 429, &asked(Duration::MAX), SAFE, Err(Stop::ServerWaitTooLong));
+        check(policy(), 503, &none, SAFE, Ok(ms(50)));
+        check(policy(), 503, &none, KEYED, Ok(ms(50)));
+        check(policy(), 503, &asked(Duration::ZERO), SAFE, Ok(ms(50)));
+        check(policy().backoff(Backoff::none()), 429, &asked(ms(7)), SAFE, Ok(ms(7)));
+    }
+
+    #[test]
+    fn a_retry_pays_the_budget_and_a_throttle_does_not() {
+        let now = clock::now();
+        let budgeted = || Call::new(Arc::new(policy().budget(crate::RetryBudget::default())), None, now);
+        let mut call = budgeted();
+        assert_eq!(answer(&mut call, 500, &Hints::default(), SAFE, now), Step::Withdraw);
+        call.on_budget(false);
+        assert_eq!((call.next(now), call.history().stop()), (Step::Return, Stop::BudgetSpent));
+        assert!(matches!(answer(&mut budgeted(), 429, &Hints::default(), SAFE, now), Step::WaitUntil(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_wait_is_shorter_than_asked_or_ends_past_the_deadline(
+            wait in 1u64..200_000, deadline in 1u64..200_000, status in prop::sample::select(vec![429, 500, 503]),
+        ) {
+            let now = clock::now();
+            let policy = Policy::default().no_budget().max_server_wait(Duration::MAX);
+            let mut call = Call::new(Arc::new(policy), Some(ms(deadline)), now);
+            match answer(&mut call, status, &asked(ms(wait)), SAFE, now) {
+                Step::WaitUntil(until) => {
+                    prop_assert!(until - now >= ms(wait) && until - now < ms(deadline));
+                    prop_assert_eq!(call.next(now), Step::WaitUntil(until));
+                    prop_assert_eq!(call.next(until), Step::Acquire);
+                }
+                _ => {
+                    prop_assert_eq!(call.history().stop(), Stop::Deadline);
+                    prop_assert!(wait >= deadline);
+                }
+            }
+        }
+    }
+
+    /// Every status, by kind of call and with or without a named wait: reviewed as one table.
+    #[test]
+    fn verdicts_of_all_statuses() {
+        let outcome = |status, hints: &Hints, repeat| {
+            let now = clock::now();
+            let mut call = Call::new(Arc::new(policy()), None, now);
+            match answer(&mut call, status, hints, repeat, now) {
+                Step::WaitUntil(_) => "retry".to_owned(),
+                _ => format!("{:?}", call.history().stop()),
+            }
+        };
+        let row = |status| {
+            let conflict = Repeat { retry_conflict: true, ..KEYED };
+            let (silent, named) = (Hints::default(), asked(ms(1000)));
+            let calls = [SAFE, KEYED, conflict, BARE];
+            let cells =
+                [&silent, &named].into_iter().flat_map(|hints| calls.map(|repeat| outcome(status, hints, repeat)));
+            cells.map(|cell| format!("{cell:<13}")).collect::<Vec<_>>().join(" ")
+        };
+        let mut rows: Vec<(u16, u16, String)> = Vec::new();
+        for status in 100..=599 {
+            match rows.last_mut() {
+                Some((_, last, cells)) if *cells == row(status) => *last = status,
+                _ => rows.push((status, status, row(status))),
+            }
+        }
+        let head = ["idempotent", "keyed", "keyed, 409", "bare", "… with wait", "keyed", "keyed, 409", "bare"];
+        let mut table = format!("{:<9}{}\n", "status", head.map(|cell| format!("{cell:<13}")).join(" ").trim_end());
+        for (first, last, cells) in rows {
+            table.push_str(format!("{:<9}{cells}", format!("{first}-{last}")).trim_end());
+            table.push('\n');
+        }
+        insta::assert_snapshot!(table);
+    }
 }

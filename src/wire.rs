@@ -266,12 +266,15 @@ impl<'a> Wire<'a> {
             }));
             return;
         }
+        let status = response.status();
         let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
         let (taken, _) = body::read(response, DRAIN.0, until).await;
         self.permit = None;
         self.last = Some(Ok(taken.into_response()));
         if let Some(hop) = self.hop.take().filter(|_| verdict == Verdict::Accept) {
             self.request.follow(hop, self.client);
+            let key = self.request.key;
+            emit(self.client.observer(), || Event::Redirected { key, status });
         }
         self.tell_wait(call);
     }
@@ -280,9 +283,6 @@ impl<'a> Wire<'a> {
         let (key, status) = (self.request.key, head.response.status());
         let asked_wait = call.history().asked_wait();
         emit(self.client.observer(), || Event::Answered { key, attempt: number, status, verdict, asked_wait });
-        if head.hop.is_some() && !call.is_over() {
-            emit(self.client.observer(), || Event::Redirected { key, status });
-        }
     }
 
     fn tell_wait(&self, call: &Call) {
