@@ -12,7 +12,7 @@ use crate::{
     NonIdempotent, Policy, Verdict,
     backoff::uniform,
     event::WaitCause,
-    headers::Hints,
+    headers::{Hints, asked_wait},
     history::{Attempt, History, Note, Stop, Waited},
     sent::{Cause, SentState},
     verdict::{self, Answer, Evidence},
@@ -420,20 +420,6 @@ impl Call {
 
 /// The most that is added to a wait the server asked for: enough to spread clients, little against its wait.
 const MOST_JITTER: Duration = Duration::from_secs(5);
-
-/// The wait a refusal asks for: Retry-After, else the longest reset of the quotas that are used up, else of those
-/// that tell no remaining.
-fn asked_wait(hints: &Hints) -> Option<Duration> {
-    let longest = |spent: bool| {
-        let quotas = hints.quotas.iter();
-        let matching = quotas.filter(|quota| match quota.remaining {
-            Some(remaining) => spent && remaining <= 0.0,
-            None => !spent,
-        });
-        matching.filter_map(|quota| quota.reset_after).max()
-    };
-    hints.retry_after.or_else(|| longest(true)).or_else(|| longest(false))
-}
 
 #[cfg(test)]
 mod tests {
