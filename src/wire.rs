@@ -251,7 +251,9 @@ impl<'a> Wire<'a> {
         let _ = call.on_result(&outcome, clock::now(), &mut Chance(self.client));
         let key = self.request.key;
         emit(self.client.observer(), || Event::Failed { key, attempt: number, cause, sent });
-        self.permit = None;
+        if let (Some(mut permit), Some(hints)) = (self.permit.take(), told::broken_to_limiter(hints)) {
+            permit.observe(hints);
+        }
         self.last = Some(Err(error.with_url(self.request.url())));
         self.tell_wait(call);
     }
