@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use crate::{
     NonIdempotent, Policy, Verdict,
-    backoff::uniform,
     event::WaitCause,
     headers::{Hints, asked_wait},
     history::{Attempt, History, Note, Stop, Waited},
+    pause::Bounds,
     sent::{Cause, SentState},
     verdict::{self, Answer, Evidence},
 };
@@ -379,7 +379,7 @@ impl Call {
         if dead { Err(Stop::NotIdempotent) } else { Ok(until) }
     }
 
-    /// When to go on: the server's wait as a floor with jitter upward, else the backoff; or why not at all.
+    /// When to go on, or why not.
     fn until(
         &mut self,
         asked: Option<Duration>,
@@ -387,39 +387,23 @@ impl Call {
         (now, rng): (Instant, &mut dyn Rng),
     ) -> Result<Instant, Stop> {
         let backoff = self.policy.backoff_after(throttled);
-        let Some(floor) = asked else {
-            let wait = backoff.wait(self.number.saturating_sub(1), self.last_backoff, rng);
-            let until = self.in_time(now.checked_add(wait))?;
-            self.last_backoff = Some(wait);
-            self.waited.backoff = self.waited.backoff.saturating_add(wait);
-            self.waiting = Some(WaitCause::Backoff);
-            return Ok(until);
+        let bounds = Bounds { now, deadline: self.deadline, longest: self.policy.longest_wait() };
+        let pause = match asked {
+            Some(floor) => bounds.asked(floor, &backoff, rng)?,
+            None => bounds.backoff(&backoff, self.number.saturating_sub(1), self.last_backoff, rng)?,
         };
-        let floor_at = self.in_time(now.checked_add(floor))?;
-        if floor > self.policy.longest_wait() {
-            return Err(Stop::ServerWaitTooLong);
-        }
-        // Half of the room: a jitter that takes all of it leaves no time to send.
-        let room = self.deadline.map(|deadline| deadline.saturating_duration_since(floor_at) / 2);
-        let most = backoff.base().min(MOST_JITTER).min(room.unwrap_or(Duration::MAX));
-        let jitter = uniform(Duration::ZERO, most, rng);
-        self.waited.server = self.waited.server.saturating_add(floor).saturating_add(jitter);
-        self.waiting = Some(WaitCause::Server);
-        Ok(floor_at.checked_add(jitter).unwrap_or(floor_at))
-    }
-
-    fn in_time(&self, until: Option<Instant>) -> Result<Instant, Stop> {
-        match (until, self.deadline) {
-            (Some(until), Some(deadline)) if until < deadline => Ok(until),
-            (Some(until), None) => Ok(until),
-            (None, None) => Err(Stop::ServerWaitTooLong),
-            (_, Some(_)) => Err(Stop::Deadline),
-        }
+        let waited = match pause.cause {
+            WaitCause::Server => &mut self.waited.server,
+            WaitCause::Backoff => {
+                self.last_backoff = Some(pause.wait);
+                &mut self.waited.backoff
+            }
+        };
+        *waited = waited.saturating_add(pause.wait);
+        self.waiting = Some(pause.cause);
+        Ok(pause.until)
     }
 }
-
-/// The most that is added to a wait the server asked for: enough to spread clients, little against its wait.
-const MOST_JITTER: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ mod run;
 mod call;
 mod wire;
 mod outgoing;
+mod pause;
 mod redirect;
 mod body;
 mod verdict;
