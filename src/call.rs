@@ -9,11 +9,12 @@ use rand::Rng;
 use tokio::time::Instant;
 
 use crate::{
-    NonIdempotent, Policy, Verdict,
+    Policy, Verdict,
     event::WaitCause,
     headers::{Hints, asked_wait},
     history::{Attempt, History, Note, Stop, Waited},
     pause::Bounds,
+    repeat::Repeat,
     sent::{Cause, SentState},
     verdict::{self, Answer, Evidence},
 };
@@ -32,19 +33,6 @@ pub(crate) enum Step {
     WaitUntil(Instant),
     /// The call is over.
     Return,
-}
-
-/// What makes a request safe to repeat, as it stands after redirects.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Repeat {
-    /// By its method, its preconditions, or the caller's word.
-    pub(crate) idempotent: bool,
-    /// It carries an idempotency key, which is good for so long.
-    pub(crate) key_lifetime: Option<Duration>,
-    /// A 409 means that another request with the key still runs.
-    pub(crate) retry_conflict: bool,
-    /// Its body can be sent again.
-    pub(crate) replayable: bool,
 }
 
 /// Where an answer points.
@@ -342,41 +330,17 @@ impl Call {
     }
 
     fn may_retry(&self, outcome: &Outcome<'_>, verdict: Verdict) -> Result<(), Stop> {
-        let keyed = outcome.repeat.key_lifetime.is_some();
-        let safe = outcome.repeat.idempotent || keyed || self.may_repeat_unsafe(&outcome.answer, verdict);
-        if !safe {
-            Err(Stop::NotIdempotent)
-        } else if !outcome.repeat.replayable {
-            Err(Stop::NotReplayable)
-        } else if self.number >= self.policy.attempts() {
-            Err(Stop::MaxAttempts)
-        } else {
-            Ok(())
-        }
+        outcome.repeat.check(&outcome.answer, verdict, self.policy.non_idempotent())?;
+        if self.number < self.policy.attempts() { Ok(()) } else { Err(Stop::MaxAttempts) }
     }
 
-    fn may_repeat_unsafe(&self, answer: &Answer<'_>, verdict: Verdict) -> bool {
-        let unsent = answer.sent == SentState::NotSent;
-        let refused = || {
-            let status = answer.status.map_or(0, |status| status.as_u16());
-            matches!(status, 425 | 429 | 503) || status == 403 && verdict.is_throttled()
-        };
-        match self.policy.non_idempotent() {
-            NonIdempotent::Never => false,
-            NonIdempotent::WhenUnsent => unsent,
-            NonIdempotent::WhenRefused => unsent || refused(),
-            NonIdempotent::Always => true,
-        }
-    }
-
-    /// No retry past the lifetime of the key: it would be executed afresh (standards §5.3).
     fn keeps_key(&self, outcome: &Outcome<'_>, verdict: Verdict, until: Instant) -> Result<Instant, Stop> {
-        let Some(lifetime) = outcome.repeat.key_lifetime.filter(|_| !outcome.repeat.idempotent) else {
-            return Ok(until);
-        };
-        let end = self.first_sent.and_then(|first| first.checked_add(lifetime));
-        let dead = end.is_some_and(|end| end <= until) && !self.may_repeat_unsafe(&outcome.answer, verdict);
-        if dead { Err(Stop::NotIdempotent) } else { Ok(until) }
+        let lasts = outcome.repeat.lasts(self.first_sent, until);
+        let unkeyed = Repeat { key_lifetime: None, ..outcome.repeat };
+        if !lasts {
+            unkeyed.check(&outcome.answer, verdict, self.policy.non_idempotent())?;
+        }
+        Ok(until)
     }
 
     /// When to go on, or why not.
@@ -408,7 +372,6 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use http::{HeaderMap, Method, StatusCode};
-    use proptest::prelude::*;
     use rand::{SeedableRng, rngs::StdRng};
 
     use super::*;
@@ -489,28 +452,6 @@ mod tests {
         call.on_budget(false);
         assert_eq!((call.next(now), call.history().stop()), (Step::Return, Stop::BudgetSpent));
         assert!(matches!(answer(&mut budgeted(), 429, &Hints::default(), SAFE, now), Step::WaitUntil(_)));
-    }
-
-    proptest! {
-        #[test]
-        fn no_wait_is_shorter_than_asked_or_ends_past_the_deadline(
-            wait in 1u64..200_000, deadline in 1u64..200_000, status in prop::sample::select(vec![429, 500, 503]),
-        ) {
-            let now = clock::now();
-            let policy = Policy::default().no_budget().max_server_wait(Duration::MAX);
-            let mut call = Call::new(Arc::new(policy), Some(ms(deadline)), now);
-            match answer(&mut call, status, &asked(ms(wait)), SAFE, now) {
-                Step::WaitUntil(until) => {
-                    prop_assert!(until - now >= ms(wait) && until - now < ms(deadline));
-                    prop_assert_eq!(call.next(now), Step::WaitUntil(until));
-                    prop_assert_eq!(call.next(until), Step::Acquire);
-                }
-                _ => {
-                    prop_assert_eq!(call.history().stop(), Stop::Deadline);
-                    prop_assert!(wait >= deadline);
-                }
-            }
-        }
     }
 
     /// Every status, by kind of call and with or without a named wait: reviewed as one table.

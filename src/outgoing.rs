@@ -15,12 +15,13 @@ use reqwest::{Body, Request, Response, Url};
 
 use crate::{
     Error, Key, Policy, Unit,
-    call::{Onward, Repeat},
+    call::Onward,
     client::Inner,
     error::BoxError,
     headers::Hints,
     key_by::{self, same_origin},
     redirect::{self, Hop},
+    repeat::Repeat,
 };
 
 pub(crate) type HeadersWith =

@@ -68,6 +68,7 @@ impl Bounds {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use rand::{SeedableRng, rngs::StdRng};
 
     use super::*;
@@ -87,5 +88,25 @@ mod tests {
         };
         check(1020, 1010);
         check(100_000, 6000);
+    }
+
+    proptest! {
+        #[test]
+        fn no_wait_is_shorter_than_asked_or_ends_past_the_deadline(
+            floor in 1u64..200_000,
+            deadline in 1u64..200_000,
+            seed: u64,
+        ) {
+            let (now, floor, deadline) = (clock::now(), Duration::from_millis(floor), Duration::from_millis(deadline));
+            let bounds = Bounds { now, deadline: now.checked_add(deadline), longest: Duration::MAX };
+            let mut rng = StdRng::seed_from_u64(seed);
+            match bounds.asked(floor, &Backoff::default(), &mut rng) {
+                Ok(pause) => prop_assert!(pause.until - now >= floor && pause.until - now < deadline),
+                Err(stop) => prop_assert!(stop == Stop::Deadline && floor >= deadline),
+            }
+            if let Ok(pause) = bounds.backoff(&Backoff::default(), 3, None, &mut rng) {
+                prop_assert!(pause.until - now < deadline);
+            }
+        }
     }
 }
