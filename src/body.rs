@@ -52,7 +52,8 @@ pub(crate) async fn read(response: Response, limit: usize, until: Option<Instant
 /// The response with its body holding the permit until it is read to its end or dropped.
 pub(crate) fn hold(response: Response, permit: Permit) -> Response {
     let (head, rest) = apart(response);
-    let body = Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit: Some(permit) };
+    let permit = Some(permit).filter(|_| !rest.is_end_stream());
+    let body = Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit };
     Taken { head, body }.into_response()
 }
 
@@ -157,7 +158,7 @@ impl http_body::Body for Stitched {
                 _ => Poll::Ready(None),
             },
         };
-        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) || self.is_end_stream() {
             self.permit = None;
         }
         polled

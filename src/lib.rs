@@ -6,6 +6,8 @@ mod builder;
 mod request;
 mod run;
 mod call;
+mod repeat;
+mod pause;
 mod wire;
 mod outgoing;
 mod redirect;

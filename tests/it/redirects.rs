@@ -111,6 +111,20 @@ async fn a_used_up_stream_does_not_follow() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_hop_that_cannot_be_sent_leaves_the_redirect_and_its_attempt() {
+    let net = Net::new([to(302, "/y").body("moved")]);
+    let asked = std::sync::atomic::AtomicBool::new(false);
+    let once = move |_| {
+        let again = asked.swap(true, std::sync::atomic::Ordering::Relaxed);
+        async move { if again { Err("no token".into()) } else { Ok(HeaderMap::new()) } }
+    };
+    let response = builder(&net).headers_with(once).build().unwrap().get(URL).send().await.unwrap();
+    assert_eq!((response.history().stop(), net.count()), (Stop::NotSent, 1));
+    assert_eq!(response.history().attempts()[0].status().unwrap(), 302);
+    assert_eq!(response.text().await.unwrap(), "moved");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_wait_on_a_redirect_is_a_floor() {
     let net = Net::new([to(301, "/y").header("retry-after", "1"), status(200)]);
     let response = client(&net).get(URL).send().await.unwrap();
