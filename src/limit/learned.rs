@@ -249,7 +249,7 @@ fn correct(meter: &mut Meter, hint: &QuotaHint, limit: f64, now: Tick) {
 }
 
 impl Counter {
-    /// The contract behind the counts, once nearly all of the limit was seen to come back within the longest time to a
+    /// The contract behind the counts, once most of the limit was seen to come back within the longest time to a
     /// reset: then that is the window.
     fn infer(&mut self, hint: &QuotaHint, seen: &Seen) -> Option<Contract> {
         let (limit, remaining, window) = (hint.limit?, hint.remaining?, self.longest.max(SECOND));
@@ -261,7 +261,7 @@ impl Counter {
         }
         self.mark = Some((seen.now, remaining, sent));
         let back = remaining - left + sent.saturating_sub(before) as f64;
-        let whole = span <= window.saturating_add(window / 2) && back >= 0.9 * limit && limit >= 1.0;
+        let whole = span <= window.saturating_add(window / 4) && back >= 0.8 * limit && limit >= 1.0;
         whole.then(|| Contract { inferred: true, ..Contract::new(limit, window) })
     }
 
