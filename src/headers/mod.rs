@@ -42,6 +42,8 @@ mod explain;
 mod family;
 mod ratelimit;
 mod retry_after;
+#[cfg(test)]
+mod tests;
 mod value;
 mod vendor;
 
