@@ -1,3 +1,6 @@
 //! The integration tests, one binary.
 
 mod corpus;
+mod explain;
+mod fuzzed;
+mod replay;
