@@ -69,12 +69,50 @@ fn unix_nanos(time: SystemTime) -> i128 {
 /// tolerated; a wrong weekday is not.
 pub(super) fn http_date(text: &[u8], clock: &Clock<'_>) -> Option<i128> {
     let text = std::str::from_utf8(text).ok().filter(|text| text.is_ascii() && text.len() <= 64)?;
+    if let Some(nanos) = imf_fixdate(text.as_bytes()) {
+        return Some(nanos);
+    }
     // httpdate's pivot of a two-digit year is fixed; RFC 9110's is 50 years from now.
     let strict = if text.contains('-') { None } else { httpdate::parse_http_date(text).ok() };
     match strict {
         Some(time) => Some(unix_nanos(time)),
         None => tolerant(text, clock),
     }
+}
+
+/// The form that nearly all servers send, read in place; whatever is odd about it is left to the other readers.
+fn imf_fixdate(text: &[u8]) -> Option<i128> {
+    let [w1, w2, w3, b',', b' ', d1, d2, b' ', m1, m2, m3, b' ', year @ .., b' ', b'G', b'M', b'T'] = text else {
+        return None;
+    };
+    let [y1, y2, y3, y4, b' ', h1, h2, b':', n1, n2, b':', s1, s2] = year else { return None };
+    let number = |text: &[u8]| digits(text).and_then(|value| i64::try_from(value).ok());
+    let (day, year) = (number(&[*d1, *d2])?, number(&[*y1, *y2, *y3, *y4])?);
+    let (hour, minute, second) = (number(&[*h1, *h2])?, number(&[*n1, *n2])?, number(&[*s1, *s2])?);
+    let month = i64::try_from(month_number(std::str::from_utf8(&[*m1, *m2, *m3]).ok()?)?).ok()?;
+    // The days that every month has; the last ones are left to a calendar.
+    if !(1..=28).contains(&day) || year < 1970 || hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    let days = unix_days(year, month, day)?;
+    // 1 January 1970 was a Thursday.
+    let weekday = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"].get(usize::try_from(days.checked_rem(7)?).ok()?)?;
+    if weekday.as_bytes() != [*w1, *w2, *w3] {
+        return None;
+    }
+    let hours = days.checked_mul(24)?.checked_add(hour)?;
+    let seconds = hours.checked_mul(60)?.checked_add(minute)?.checked_mul(60)?.checked_add(second)?;
+    i128::from(seconds).checked_mul(NANOS_PER_SECOND)
+}
+
+/// Days since 1 January 1970 in the Gregorian calendar, counted in years that begin in March.
+fn unix_days(year: i64, month: i64, day: i64) -> Option<i64> {
+    let late = i64::from(month <= 2);
+    let year = year.checked_sub(late)?;
+    let from_march = month.checked_add(late.checked_mul(12)?)?.checked_sub(3)?;
+    let before = from_march.checked_mul(153)?.checked_add(2)?.checked_div(5)?.checked_add(day)?.checked_sub(1)?;
+    let leap = year.checked_div(4)?.checked_sub(year.checked_div(100)?)?.checked_add(year.checked_div(400)?)?;
+    year.checked_mul(365)?.checked_add(leap)?.checked_add(before)?.checked_sub(719_468)
 }
 
 fn tolerant(text: &str, clock: &Clock<'_>) -> Option<i128> {

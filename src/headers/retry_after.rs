@@ -140,22 +140,7 @@ impl Source {
     }
 }
 
-/// The longest readable wait of one line. A date has a comma of its own, so a part is also tried with the one before it.
+/// The longest readable wait of one line.
 pub(super) fn longest(text: &[u8], clock: &Clock<'_>, plain: Plain) -> Option<Duration> {
-    let whole = value::wait(text, clock, plain);
-    if whole.is_some() || !text.contains(&b',') {
-        return whole;
-    }
-    let (mut longest, mut before, mut start) = (None, None, 0_usize);
-    for _ in 0..MAX_MEMBERS {
-        let Some(rest) = text.get(start..) else { break };
-        let end = start.saturating_add(rest.iter().position(|byte| *byte == b',').unwrap_or(rest.len()));
-        for from in [Some(start), before].into_iter().flatten() {
-            let part = text.get(from..end).unwrap_or_default();
-            longest = longest.max(value::wait(part, clock, plain));
-        }
-        before = Some(start);
-        start = end.saturating_add(1);
-    }
-    longest
+    value::longest(text, |text| value::wait(text, clock, plain))
 }

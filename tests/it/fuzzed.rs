@@ -35,8 +35,9 @@ pub(crate) fn http_date(data: &[u8]) {
     let hints = read(503, &one("retry-after", &value), None);
     let mut reset = one("x-ratelimit-reset", &value);
     if let ([quota], Some(wait)) = (read(200, &reset, None).quotas.as_slice(), hints.retry_after) {
+        // Not equal: of joined values a wait also counts those that only saturate.
         let told = quota.reset_after.map(|reset| reset.min(MAX_WAIT));
-        assert!(told.is_none_or(|told| told == wait), "one value, two readings");
+        assert!(told.is_none_or(|told| told <= wait), "a reset beyond the wait of the same value");
     }
     reset.insert("date", value);
     read(200, &reset, None);
