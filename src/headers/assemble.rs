@@ -268,7 +268,7 @@ impl<'h> Group<'_, 'h> {
     fn describe(&self, hint: &mut QuotaHint) {
         self.name(hint);
         let name = hint.name.as_deref().unwrap_or_default();
-        if hint.unit == Unit::Requests {
+        if hint.unit == Unit::Requests && !name.is_empty() {
             hint.unit = unit_of(name);
         }
         hint.window =

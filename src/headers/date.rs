@@ -20,24 +20,24 @@ const NANOS_PER_SECOND: i128 = 1_000_000_000;
 #[derive(Debug)]
 pub(super) struct Clock<'h> {
     headers: Option<&'h HeaderMap>,
-    received: i128,
+    received: SystemTime,
     now: Cell<Option<i128>>,
 }
 
 impl<'h> Clock<'h> {
     pub(super) fn new(headers: &'h HeaderMap, received: SystemTime) -> Self {
-        Self { headers: Some(headers), received: unix_nanos(received), now: Cell::new(None) }
+        Self { headers: Some(headers), received, now: Cell::new(None) }
     }
 
     /// One that stands at receipt.
     fn at_receipt(&self) -> Self {
-        Self { headers: None, received: self.received, now: Cell::new(Some(self.received)) }
+        Self { headers: None, received: self.received, now: Cell::new(None) }
     }
 
     /// Unix time in nanoseconds; read once, and only when a date was found.
     pub(super) fn now(&self) -> i128 {
         self.now.get().unwrap_or_else(|| {
-            let now = self.server_now().unwrap_or(self.received);
+            let now = self.server_now().unwrap_or_else(|| unix_nanos(self.received));
             self.now.set(Some(now));
             now
         })

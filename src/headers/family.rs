@@ -255,6 +255,9 @@ fn strip_word<'t>(text: &'t str, words: &str) -> Option<&'t str> {
 /// The window that a quota's name tells: a period word, `10-second`, or (`first`: Kong writes `30` and `30-azure`) a bare
 /// number of seconds in front.
 pub(super) fn window_of(name: &str, bare: bool) -> Option<Duration> {
+    if name.is_empty() {
+        return None;
+    }
     let mut before = "";
     for word in name.split('-') {
         // Xero glues its `app` to the period.
@@ -397,5 +400,7 @@ fn word_at(name: &str, index: usize) -> Option<Interest> {
 }
 
 fn limit_or_retry(name: &str) -> Interest {
-    if name.contains("retry") { Interest::Retry } else { Interest::Limit }
+    // The waits that carry the family's word; a search through every name would cost more than the rest.
+    let wait = ["-retry-after", "-retry-after-ms", "-retry-after-milliseconds"].iter().any(|end| name.ends_with(end));
+    if wait { Interest::Retry } else { Interest::Limit }
 }

@@ -132,6 +132,40 @@ fn dates() {
     check_reset("2020-01-01T00:00:00Z", 0);
 }
 
+/// The short way through the usual form agrees with the crate that knows all of them.
+#[test]
+fn every_day_of_the_usual_form() {
+    for day in 0..60_000 {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(day * 86_400 + day % 86_400);
+        let date = httpdate::fmt_http_date(time);
+        let found = hints(&format!("date: Thu, 01 Jan 1970 00:00:01 GMT\nx-ratelimit-reset: {date}"));
+        let expected = Duration::from_secs((day * 86_400 + day % 86_400).saturating_sub(1));
+        assert_eq!(found.quotas[0].reset_after, Some(expected), "{date}");
+    }
+}
+
+#[test]
+fn names_are_sorted_out_by_their_words() {
+    use super::family::{Interest, interest};
+    for at in 0..20 {
+        for (word, expected) in [
+            ("limit", Some(Interest::Limit)),
+            ("remain", Some(Interest::Limit)),
+            ("retry", Some(Interest::Retry)),
+            ("quota", Some(Interest::Limit)),
+            ("floodcontrol", Some(Interest::Limit)),
+            ("mmyyqqff", None),
+            ("linit", None),
+        ] {
+            let name = format!("{}{word}{}", "x".repeat(at), "-y".repeat(8));
+            assert_eq!(interest(&name), expected, "{name}");
+        }
+    }
+    assert_eq!(interest("x-app-usage"), Some(Interest::Limit));
+    assert_eq!(interest("x-ratelimit-retry-after"), Some(Interest::Retry));
+    assert_eq!(interest("date"), None);
+}
+
 #[test]
 fn the_servers_clock_is_used() {
     let skewed = "date: Mon, 21 Sep 2026 13:00:00 GMT\n";
