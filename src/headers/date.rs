@@ -68,10 +68,10 @@ fn unix_nanos(time: SystemTime) -> i128 {
 /// An HTTP-date of RFC 9110 §5.6.7 in nanoseconds of Unix time. A one-digit day, the zone `UTC` and second 60 are
 /// tolerated; a wrong weekday is not.
 pub(super) fn http_date(text: &[u8], clock: &Clock<'_>) -> Option<i128> {
-    let text = std::str::from_utf8(text).ok().filter(|text| text.is_ascii() && text.len() <= 64)?;
-    if let Some(nanos) = imf_fixdate(text.as_bytes()) {
+    if let Some(nanos) = imf_fixdate(text) {
         return Some(nanos);
     }
+    let text = std::str::from_utf8(text).ok().filter(|text| text.is_ascii() && text.len() <= 64)?;
     // httpdate's pivot of a two-digit year is fixed; RFC 9110's is 50 years from now.
     let strict = if text.contains('-') { None } else { httpdate::parse_http_date(text).ok() };
     match strict {
@@ -89,7 +89,7 @@ fn imf_fixdate(text: &[u8]) -> Option<i128> {
     let number = |text: &[u8]| digits(text).and_then(|value| i64::try_from(value).ok());
     let (day, year) = (number(&[*d1, *d2])?, number(&[*y1, *y2, *y3, *y4])?);
     let (hour, minute, second) = (number(&[*h1, *h2])?, number(&[*n1, *n2])?, number(&[*s1, *s2])?);
-    let month = i64::try_from(month_number(std::str::from_utf8(&[*m1, *m2, *m3]).ok()?)?).ok()?;
+    let month = i64::try_from(month_number(&[*m1, *m2, *m3])?).ok()?;
     // The days that every month has; the last ones are left to a calendar.
     if !(1..=28).contains(&day) || year < 1970 || hour > 23 || minute > 59 || second > 59 {
         return None;
@@ -161,14 +161,14 @@ fn full_year(text: &str, (day, month): (&str, &str), clock: &Clock<'_>) -> Optio
     if year.saturating_add(50) < this_year {
         year = year.saturating_add(100);
     }
-    let month = month_number(month)?;
+    let month = month_number(month.as_bytes())?;
     let ahead = (year, month, digits(day.as_bytes())?);
     let horizon = (this_year.saturating_add(50), u64::try_from(today.month()).ok()?, u64::try_from(today.day()).ok()?);
     if ahead > horizon { year.checked_sub(100) } else { Some(year) }
 }
 
-fn month_number(word: &str) -> Option<u64> {
-    let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+fn month_number(word: &[u8]) -> Option<u64> {
+    let months = [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
     (1_u64..).zip(months).find(|(_, month)| *month == word).map(|(number, _)| number)
 }
 
