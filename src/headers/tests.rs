@@ -196,6 +196,8 @@ fn waits() {
     check_wait("x-ratelimit-after: 3\nretry-after: 1", 1000);
     check_wait("x-ratelimit-reset: 9\nx-ratelimit-remaining: 0", None);
     check_wait("retry-after: 60000\nratelimit: \"a\";r=0;t=59", 60_000);
+    check_wait("retry-after: 60000.5, 2\nratelimit: \"a\";r=0;t=59", 60_001);
+    check_wait("retry-after: 1790060000, 1000\nratelimit: \"a\";r=0;t=59", 60_000_000);
     check_wait("retry-after: 900\nratelimit: \"a\";r=0;t=1", 900_000);
     check_wait("retry-after: 60000\nratelimit: \"a\";r=1;t=59", 60_000_000);
 }

@@ -113,9 +113,9 @@ pub(super) fn longest(text: &[u8], read: impl Fn(&[u8]) -> Option<Duration>) -> 
     longest
 }
 
-/// The plain seconds of a value that is nothing else.
-pub(super) fn plain_seconds(text: &[u8]) -> Option<u64> {
-    decimal(text).filter(|number| Magnitude::of(*number) == Magnitude::Delta).map(|number| number.whole)
+/// Whether a value is a plain number too small for an instant.
+pub(super) fn is_delta(text: &[u8]) -> bool {
+    decimal(text.trim_ascii()).is_some_and(|number| Magnitude::of(number) == Magnitude::Delta)
 }
 
 /// How a value is read, in words.
