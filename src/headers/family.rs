@@ -156,6 +156,8 @@ fn whole_suffix(suffix: &str) -> Option<Role> {
         "scope" => Role::Scope,
         // tower-governor's wait.
         "after" | "retry-after" => Role::Wait,
+        // Bucket4j's and Phemex's, with a unit or a name behind it; nanoseconds would be read as an instant.
+        _ if suffix.starts_with("retry-after-") && !suffix.ends_with("nanoseconds") => Role::Wait,
         // Jira Data Center and Spring: a token bucket's refill.
         "fillrate" | "fill-rate" => Role::FillRate,
         _ => return None,

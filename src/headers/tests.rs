@@ -193,6 +193,10 @@ fn waits() {
     check_wait("x-retry-in: 1.5s\nretry-after: 2", 1500);
     check_wait("x-retry-after: 4\nx-ratelimit-retry-after: 9\nretry-after-burst: 6", 9000);
     check_wait("anthropic-ratelimit-retry-after: 9", 9000);
+    check_wait("x-rate-limit-retry-after-seconds: 9", 9000);
+    check_wait("x-rate-limit-retry-after-milliseconds: 9", 9);
+    check_wait("x-rate-limit-retry-after-nanoseconds: 5000000000", None);
+    check_wait("x-ratelimit-retry-after-contract: 5", 5000);
     check_wait("x-ratelimit-after: 3\nretry-after: 1", 1000);
     check_wait("x-ratelimit-reset: 9\nx-ratelimit-remaining: 0", None);
     check_wait("retry-after: 60000\nratelimit: \"a\";r=0;t=59", 60_000);
@@ -311,6 +315,18 @@ fn roles() {
     check("x-ratelimit-limit-30-azure: 5", &["30-azure 5/- - 30s requests -"]);
     check("x-ratelimit-limit-5h: 5", &["5h 5/- - 18000s requests -"]);
     check("x-ratelimit-limit-gpt-4-tokens: 5", &["gpt-4-tokens 5/- - - tokens -"]);
+    check(
+        "x-ratelimit-userlimit: 500\nx-ratelimit-userremaining: 499\nx-ratelimit-clientlimit: 90\nx-post-rate-limit-limit: 7",
+        &["user 500/499 - - requests -", "client 90/- - - requests -", "post 7/- - - requests -"],
+    );
+    check(
+        "x-gate-ratelimit-requests-remain: 179\nx-gate-ratelimit-limit: 200\nx-gate-ratelimit-reset-timestamp: 1790000002",
+        &["- 200/179 2s - requests -"],
+    );
+    check(
+        "x-ratelimit-limit-requests-day: 9\nx-ratelimit-reset-requests-day: 44.8",
+        &["requests-day 9/- 44.8s 86400s requests -"],
+    );
     check("x-ratelimit-limit: unlimited\nx-ratelimit-remaining: -1\nx-ratelimit-cost: 5", &[]);
     check("x-ratelimit-requested-tokens: 5\nx-ratelimit-replenish-rate: 5\nx-ratelimited: 1", &[]);
     check("x-separate-limit-count: 4", &[]);
