@@ -1,6 +1,7 @@
 //! A client that is told nothing stays below a server's limit, and a charge whose answer is lost is made once.
 //!
 //! `cargo run --release --example quickstart --features testing`
+#![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "an example prints, and keeps time")]
 
 use std::{error::Error, process::ExitCode, time::Duration};
 

@@ -1,5 +1,4 @@
 //! Whole calls in memory, under paused time: every wait is exact.
-#![expect(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests read the paused clock, and fail by panic")]
 
 use std::{
     future::Future,

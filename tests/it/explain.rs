@@ -1,6 +1,5 @@
 //! `abide explain`, run as users run it.
 #![cfg(feature = "cli")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     io::Write,

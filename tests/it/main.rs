@@ -1,4 +1,10 @@
 //! The integration tests, one binary.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "tests fail by panic, print what they count and keep their own time"
+)]
 
 mod call;
 mod cases;
