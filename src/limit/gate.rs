@@ -244,7 +244,9 @@ impl Permit {
         let (now, costs, held) = (self.now(), &self.costs, self.held);
         self.sent = Some(self.cell.with(|state, wakes| {
             let order = state.scope.commit(costs, now);
-            state.scope.pump(now, wakes);
+            if state.scope.has_line() {
+                state.scope.pump(now, wakes);
+            }
             let group = held.and_then(|held| state.group(held.group));
             let group_order = group.map_or(0, |group| {
                 let order = group.scope.commit(costs, now);
@@ -310,22 +312,25 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let (now, costs) = (self.now(), &self.costs);
+        let costs = &self.costs;
         self.cell.with(|state, wakes| {
             if self.sent.is_none() {
                 state.scope.give_back(costs, self.probe);
                 if let Some(held) = self.held {
-                    give_back_group(state, held, costs, now, wakes);
+                    give_back_group(state, held, costs, self.now(), wakes);
                 }
             } else {
                 self.probe_back(state);
                 state.scope.free_slot();
                 if let Some(group) = self.held.and_then(|held| state.group(held.group)) {
                     group.scope.free_slot();
-                    group.scope.pump(now, wakes);
+                    group.scope.pump(self.now(), wakes);
                 }
             }
-            state.scope.pump(now, wakes);
+            // The clock is read only where somebody waits for what came back.
+            if state.scope.has_line() {
+                state.scope.pump(self.now(), wakes);
+            }
         });
     }
 }

@@ -394,6 +394,11 @@ impl Scope {
         self.meters.iter().map(ready).max().unwrap_or(from)
     }
 
+    /// Whether anybody waits, or has been granted and not come for it.
+    pub(crate) fn has_line(&self) -> bool {
+        self.queue.is_some()
+    }
+
     /// Who waits.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.as_ref().map_or(0, |queue| queue.waiting())
