@@ -110,6 +110,14 @@ impl Acquire {
         timer.as_mut()
     }
 
+    /// One event a wait, when it begins.
+    fn tell(&self, until: Tick, waiting: usize) {
+        if self.timer.is_none() {
+            let until = self.limiter.epoch().instant(until);
+            tracing::debug!(target: "abide", key = %self.key, cause = "limiter", ?until, waiting, "waiting");
+        }
+    }
+
     /// Gives up the place in line and what is held of the route's quotas.
     fn give_up(&mut self) {
         let (stage, held) = (std::mem::replace(&mut self.stage, Stage::Done), self.held.take());
@@ -185,7 +193,10 @@ impl Future for Acquire {
                     let retry_at = retry_at.map(|tick| self.limiter.epoch().instant(tick));
                     return Poll::Ready(Err(Refused { why, retry_at }));
                 }
-                Turn::Wait { until, .. } => ready!(self.set_timer(until).poll(cx)),
+                Turn::Wait { until, waiting, .. } => {
+                    self.tell(until, waiting);
+                    ready!(self.set_timer(until).poll(cx));
+                }
             }
         }
     }
