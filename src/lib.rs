@@ -7,6 +7,20 @@ mod request;
 mod run;
 mod call;
 mod wire;
+mod transport;
+#[cfg(any(feature = "tower", feature = "middleware"))]
+mod adapter;
+#[cfg(feature = "tower")]
+mod replay;
+#[cfg(feature = "tower")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tower")))]
+#[path = "layer.rs"]
+pub mod tower;
+#[cfg(feature = "middleware")]
+#[cfg_attr(docsrs, doc(cfg(feature = "middleware")))]
+pub mod middleware;
+#[cfg(feature = "reqwest-retry")]
+mod retry;
 mod outgoing;
 mod redirect;
 mod body;
@@ -24,9 +38,15 @@ mod limit;
 mod clock;
 mod event;
 mod error;
+#[cfg(feature = "blocking")]
+#[cfg_attr(docsrs, doc(cfg(feature = "blocking")))]
+pub mod blocking;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+#[cfg(any(feature = "tower", feature = "middleware"))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "tower", feature = "middleware"))))]
+pub use adapter::CallOptions;
 pub use backoff::{Backoff, Jitter};
 pub use budget::RetryBudget;
 pub use builder::ClientBuilder;

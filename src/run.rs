@@ -15,6 +15,7 @@ use crate::{
     client::Inner,
     clock,
     outgoing::Outgoing,
+    transport::Transport,
     wire::Wire,
 };
 
@@ -22,10 +23,10 @@ use crate::{
 ///
 /// # Cancel safety
 /// Dropping the future at any await gives back permit, slot and retry budget.
-pub(crate) async fn run(client: &Inner, request: Outgoing) -> Result<Response, Error> {
+pub(crate) async fn run(client: &Inner, request: Outgoing, transport: impl Transport) -> Result<Response, Error> {
     let policy = request.options.policy.as_ref().unwrap_or(&client.policy);
     let mut call = Call::new(policy.clone(), request.options.deadline, clock::now());
-    let mut wire = Wire::new(client, request, &call);
+    let mut wire = Wire::new(client, request, transport, &call);
     loop {
         match call.next(clock::now()) {
             Step::Acquire => wire.acquire(&mut call).await,

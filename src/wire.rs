@@ -21,12 +21,14 @@ use crate::{
     redirect::Hop,
     sent::{Cause, SentState},
     told,
+    transport::Transport,
     verdict::Answer,
 };
 
 /// The driver's hands.
-pub(crate) struct Wire<'a> {
+pub(crate) struct Wire<'a, T> {
     client: &'a Inner,
+    transport: T,
     request: Outgoing,
     permit: Option<Permit>,
     withdrawal: Option<Withdrawal<'a>>,
@@ -52,12 +54,12 @@ const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 /// What of an error body is read for a wait that the head does not name: architecture «Retries».
 const ERROR_BODY: (usize, Duration) = (16 * 1024, Duration::from_millis(250));
 
-impl<'a> Wire<'a> {
-    pub(crate) fn new(client: &'a Inner, request: Outgoing, call: &Call) -> Self {
+impl<'a, T: Transport> Wire<'a, T> {
+    pub(crate) fn new(client: &'a Inner, request: Outgoing, transport: T, call: &Call) -> Self {
         if let Some(budget) = call.policy().retry_budget() {
             client.ledgers().deposit(request.key, budget, clock::now());
         }
-        Self { client, request, permit: None, withdrawal: None, last: None, hop: None }
+        Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None }
     }
 
     /// Waits for a permit.
@@ -133,6 +135,7 @@ impl<'a> Wire<'a> {
     async fn prepare(&mut self, number: u32) -> Result<Request, Error> {
         let client = self.client;
         self.request.collect().await?;
+        self.transport.ready().await.map_err(Error::transport)?;
         let mut fresh = HeaderMap::new();
         if self.request.is_home() {
             for headers_with in [&client.headers_with, &self.request.options.headers_with].into_iter().flatten() {
@@ -177,7 +180,7 @@ impl<'a> Wire<'a> {
     /// One request on the wire: the head, and as much of the body as the verdict needs.
     async fn exchange(&mut self, call: &mut Call, request: Request) -> Result<Head, (Error, Hints)> {
         let (until, cause) = call.cut(clock::now());
-        let response = match clock::before(until, transport(self.client, request)).await {
+        let response = match clock::before(until, self.transport.send(request)).await {
             Some(Ok(response)) => response,
             Some(Err(error)) => return Err((Error::transport(error), Hints::default())),
             None => return Err((Error::cut(cause, SentState::Unknown), Hints::default())),
@@ -219,6 +222,7 @@ impl<'a> Wire<'a> {
             error: None,
             sent: SentState::Sent,
             attempt: number,
+            word: self.transport.word(),
         };
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints: &head.hints, body: head.body.as_deref(), onward: head.onward, repeat };
@@ -245,6 +249,7 @@ impl<'a> Wire<'a> {
             error: Some(cause),
             sent,
             attempt: number,
+            word: self.transport.word(),
         };
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
@@ -290,13 +295,6 @@ impl<'a> Wire<'a> {
             let key = self.request.key;
             emit(self.client.observer(), || Event::Waiting { key, cause, until });
         }
-    }
-}
-
-async fn transport(client: &Inner, request: Request) -> Result<Response, crate::error::BoxError> {
-    match &client.transport {
-        None => client.http.execute(request).await.map_err(Into::into),
-        Some(transport) => transport(request).await,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The integration tests, one binary.
 
+mod adapters;
 mod call;
 mod cases;
 mod corpus;
