@@ -83,7 +83,8 @@ impl<B: http_body::Body> http_body::Body for Erased<B> {
 /// The response with its body holding the permit until it is read to its end or dropped.
 pub(crate) fn hold(response: Response, permit: Permit) -> Response {
     let (head, rest) = apart(response);
-    let body = Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit: Some(permit) };
+    let permit = Some(permit).filter(|_| !rest.is_end_stream());
+    let body = Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit };
     Taken { head, body }.into_response()
 }
 
@@ -188,7 +189,7 @@ impl http_body::Body for Stitched {
                 _ => Poll::Ready(None),
             },
         };
-        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) || self.is_end_stream() {
             self.permit = None;
         }
         polled

@@ -207,17 +207,27 @@ impl Inner {
 }
 
 /// Whether the client was built with default headers besides `accept` and `user-agent`. reqwest inserts them in every
-/// send and has no accessor for them, so its `Debug` form is read; if that cannot be read they are there.
+/// send and has no accessor for them, so its `Debug` form is read; what cannot be read for certain is taken for a yes.
 fn adds_headers(http: &reqwest::Client) -> bool {
     let text = format!("{http:?}");
-    let Some((_, rest)) = text.split_once("default_headers: {") else {
+    let Some((_, headers)) = text.split_once("default_headers: {").filter(|(_, headers)| !headers.contains('\\'))
+    else {
         return true;
     };
-    let Some((headers, _)) = rest.split_once('}') else {
-        return true;
-    };
-    let mut names = headers.split('"').skip(1).step_by(4);
-    names.any(|name| name != "accept" && name != "user-agent")
+    // Without a backslash every second piece is a quoted one: a name, or, after a colon, a value.
+    let mut pieces = headers.split('"');
+    let mut between = pieces.next().unwrap_or_default();
+    while !between.contains('}') {
+        let Some(quoted) = pieces.next() else {
+            return true;
+        };
+        let is_name = !between.ends_with(": ");
+        if is_name && quoted != "accept" && quoted != "user-agent" {
+            return true;
+        }
+        between = pieces.next().unwrap_or_default();
+    }
+    false
 }
 
 impl Default for Client {
@@ -282,7 +292,9 @@ mod tests {
             adds_headers(&http)
         };
         assert!(!with(&[]));
-        assert!(!with(&[("user-agent", "a\"b")]) || !with(&[("user-agent", "ab")]));
+        assert!(!with(&[("user-agent", "ab"), ("accept", "}: x")]));
+        assert!(with(&[("user-agent", "a}"), ("x-secret", "s")]));
+        assert!(with(&[("user-agent", "a\\"), ("x-secret", "s")]));
         assert!(with(&[("x-secret", "s")]));
         assert!(with(&[("user-agent", "a"), ("x-secret", "s")]));
     }

@@ -6,6 +6,8 @@ mod builder;
 mod request;
 mod run;
 mod call;
+mod repeat;
+mod pause;
 mod wire;
 mod transport;
 #[cfg(any(feature = "tower", feature = "middleware"))]
@@ -62,3 +64,8 @@ pub use request::RequestBuilder;
 pub use sent::{Cause, SentState};
 pub use verdict::{Answer, Classify, Verdict};
 pub use {http, reqwest};
+
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -7,7 +7,7 @@ use http::{
     HeaderMap, HeaderValue, Method,
     header::{
         ACCEPT, ACCEPT_LANGUAGE, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_TYPE,
-        HOST, IF_MATCH, IF_UNMODIFIED_SINCE, TRANSFER_ENCODING, USER_AGENT,
+        HOST, IF_MATCH, IF_UNMODIFIED_SINCE, SET_COOKIE, TRANSFER_ENCODING, USER_AGENT,
     },
 };
 use http_body_util::BodyExt;
@@ -15,12 +15,13 @@ use reqwest::{Body, Request, Response, Url};
 
 use crate::{
     Error, Key, Policy, Unit,
-    call::{Onward, Repeat},
+    call::Onward,
     client::Inner,
     error::BoxError,
     headers::Hints,
     key_by::{self, same_origin},
     redirect::{self, Hop},
+    repeat::Repeat,
 };
 
 pub(crate) type HeadersWith =
@@ -222,6 +223,7 @@ impl Outgoing {
             left: client.redirects.saturating_sub(self.hops),
             visited: &self.visited,
             leaves: !client.bound,
+            sets_cookie: cfg!(feature = "cookies") && response.headers().contains_key(SET_COOKIE),
         };
         if polls {
             redirect::poll(response.headers(), hints, self.polling, from)

@@ -249,15 +249,11 @@ mod tests {
     }
 
     fn wait(seconds: u64) -> Hints {
-        let mut hints = Hints::default();
-        hints.retry_after = Some(Duration::from_secs(seconds));
-        hints
+        Hints { retry_after: Some(Duration::from_secs(seconds)), ..Hints::default() }
     }
 
     fn word(should_retry: bool) -> Hints {
-        let mut hints = Hints::default();
-        hints.should_retry = Some(should_retry);
-        hints
+        Hints { should_retry: Some(should_retry), ..Hints::default() }
     }
 
     #[test]

@@ -256,7 +256,9 @@ impl<'a, T: Transport> Wire<'a, T> {
         let _ = call.on_result(&outcome, clock::now(), &mut Chance(self.client));
         let key = self.request.key;
         emit(self.client.observer(), || Event::Failed { key, attempt: number, cause, sent });
-        self.permit = None;
+        if let (Some(mut permit), Some(hints)) = (self.permit.take(), told::broken_to_limiter(hints)) {
+            permit.observe(hints);
+        }
         self.last = Some(Err(error.with_url(self.request.url())));
         self.tell_wait(call);
     }
@@ -271,12 +273,15 @@ impl<'a, T: Transport> Wire<'a, T> {
             }));
             return;
         }
+        let status = response.status();
         let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
         let (taken, _) = body::read(response, DRAIN.0, until).await;
         self.permit = None;
         self.last = Some(Ok(taken.into_response()));
         if let Some(hop) = self.hop.take().filter(|_| verdict == Verdict::Accept) {
             self.request.follow(hop, self.client);
+            let key = self.request.key;
+            emit(self.client.observer(), || Event::Redirected { key, status });
         }
         self.tell_wait(call);
     }
@@ -285,9 +290,6 @@ impl<'a, T: Transport> Wire<'a, T> {
         let (key, status) = (self.request.key, head.response.status());
         let asked_wait = call.history().asked_wait();
         emit(self.client.observer(), || Event::Answered { key, attempt: number, status, verdict, asked_wait });
-        if head.hop.is_some() && !call.is_over() {
-            emit(self.client.observer(), || Event::Redirected { key, status });
-        }
     }
 
     fn tell_wait(&self, call: &Call) {

@@ -151,7 +151,7 @@ impl Book {
         let quota = experience::bucket(rate, experience::burst_of(rate));
         match self.rated {
             Some(rated) => scope.meters[rated].rerate(&quota),
-            None => self.rated = Some(scope.add_meter(Meter::with_level(&quota, 0, answer.now))),
+            None => self.rated = Some(scope.add_meter(Meter::with_level(&quota, 1, answer.now))),
         }
     }
 

@@ -366,7 +366,9 @@ impl Scope {
         if !exact {
             ahead.add(&Costs::requests(queue.place(seq)));
         }
-        (self.ready_at(&ahead, 0, costs, now).min(queue.next_lapse()), exact)
+        let at = self.ready_at(&ahead, 0, costs, now);
+        // A grant before one of the first may lapse; for the others this would only be an early wake.
+        (if exact { at.min(queue.next_lapse()) } else { at }, exact)
     }
 
     /// The timer of one in line: its forecast, or its deadline.

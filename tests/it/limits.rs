@@ -301,3 +301,28 @@ async fn dropped_at_every_poll_leaves_nothing_behind() {
         assert_eq!((snapshot.waiting, snapshot.in_flight, snapshot.left[0].1), (0, 0, 1), "after {polls} polls");
     }
 }
+
+/// Wakes cost CPU: a waiter is polled when it joins, when it comes near, and when it is granted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn few_polls_a_grant() {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    static POLLS: AtomicU64 = AtomicU64::new(0);
+    let limiter = limiter(Quota::bucket(2000, SECOND).burst(1));
+    let sends: Vec<_> = (0..2000)
+        .map(|_| {
+            let mut wait = Box::pin(limiter.acquire(&key(), 1, None));
+            tokio::spawn(async move {
+                let granted = std::future::poll_fn(|cx| {
+                    POLLS.fetch_add(1, Relaxed);
+                    wait.as_mut().poll(cx)
+                });
+                granted.await.unwrap().commit();
+            })
+        })
+        .collect();
+    for sent in sends {
+        sent.await.unwrap();
+    }
+    let polls = POLLS.load(Relaxed);
+    assert!(polls <= 2000 * 4, "{polls} polls for 2,000 grants");
+}

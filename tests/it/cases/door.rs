@@ -120,7 +120,7 @@ fn blocking_client(network: &Network, config: &Config) -> Result<blocking::Clien
 impl Caller {
     pub(crate) async fn warm_up(&self, url: &str) -> Result<Response, Error> {
         let spec: RequestSpec =
-            serde_json::from_str(r#"{"method":"GET","idempotency_key":false,"body":"none"}"#).map_err(|_| ()).unwrap();
+            serde_json::from_str(r#"{"method":"GET","idempotency_key":false,"body":"none"}"#).unwrap();
         self.send(url, &spec, ReadBody::Stream).await
     }
 
@@ -218,6 +218,6 @@ fn options(spec: &RequestSpec, read_body: ReadBody) -> CallOptions {
 fn own(error: reqwest_middleware::Error) -> Error {
     match error {
         reqwest_middleware::Error::Middleware(error) => error.downcast().unwrap(),
-        reqwest_middleware::Error::Reqwest(error) => panic!("not abide's: {error}"),
+        reqwest_middleware::Error::Reqwest(error) => unreachable!("not abide's: {error}"),
     }
 }

@@ -26,14 +26,6 @@ const FILES: [&str; 2] = [
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cases/own.jsonl"),
 ];
 
-/// Cases that may fail until what they need is built.
-const PENDING: [(&str, &str); 4] = [
-    ("invalid-1", "the first refusal that names no wait leaves one permit at once"),
-    ("invalid-3", "the first refusal that names no wait leaves one permit at once"),
-    ("own-reset-past", "a reset that is past asks for no wait"),
-    ("herd-3", "fewer polls for a grant"),
-];
-
 /// How many cases, or trials of one, run at once.
 const AT_ONCE: usize = 8;
 
@@ -54,8 +46,6 @@ const FEATURES: [&str; 9] = [
 enum Result {
     Passed,
     Failed(Vec<String>),
-    /// It may fail, as long as this is not built.
-    Pending(&'static str),
     /// It requires what abide does not have.
     Skipped(Vec<String>),
     /// Its mode is played elsewhere.
@@ -82,7 +72,7 @@ fn behaviour_cases_pass_through_every_adapter() {
     let picked = std::env::var("ABIDE_CASE").unwrap_or_default();
     let cases = FILES.into_iter().flat_map(read).filter(|case| case.id.contains(&picked) && case.mode == "call");
     let cases: Vec<Case> = cases.collect();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
     for door in Door::ADAPTERS {
         let expressed = |case: &&Case| case.body::<CallCase>().is_ok_and(|case| door.expresses(&case));
         let cases: Vec<Case> = cases.iter().filter(expressed).cloned().collect();
@@ -91,13 +81,7 @@ fn behaviour_cases_pass_through_every_adapter() {
     }
 }
 
-fn judge(mut results: Vec<(String, Result)>) {
-    for (id, result) in &mut results {
-        let pending = PENDING.iter().find(|(pending, _)| pending == id);
-        if let (Result::Failed(_), Some((_, missing))) = (&result, pending) {
-            *result = Result::Pending(missing);
-        }
-    }
+fn judge(results: Vec<(String, Result)>) {
     let failed = report(&results);
     assert_eq!(failed, 0, "cases failed");
 }
@@ -165,15 +149,11 @@ fn judged(failures: std::result::Result<Vec<String>, String>) -> Result {
 
 /// Prints what failed and the sums; how many failed.
 fn report(results: &[(String, Result)]) -> usize {
-    let (mut passed, mut failed, mut pending) = (0, 0, 0);
+    let (mut passed, mut failed) = (0, 0);
     let mut elsewhere: BTreeMap<&str, usize> = BTreeMap::new();
     for (id, result) in results {
         match result {
             Result::Passed => passed += 1,
-            Result::Pending(missing) => {
-                pending += 1;
-                println!("{id} is pending: {missing}");
-            }
             Result::Skipped(missing) => println!("{id} skipped: it requires {missing:?}"),
             Result::Elsewhere(mode) => *elsewhere.entry(mode).or_default() += 1,
             Result::Failed(why) => {
@@ -183,7 +163,7 @@ fn report(results: &[(String, Result)]) -> usize {
             }
         }
     }
-    println!("{passed} of {} cases pass", passed + failed + pending);
+    println!("{passed} of {} cases pass", passed + failed);
     for (mode, count) in elsewhere {
         println!("{count} of mode {mode} not run here");
     }
