@@ -39,6 +39,10 @@ pub mod headers;
 mod limit;
 mod clock;
 mod event;
+mod telemetry;
+#[cfg(feature = "metrics")]
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+pub mod metrics;
 mod error;
 #[cfg(feature = "blocking")]
 #[cfg_attr(docsrs, doc(cfg(feature = "blocking")))]

@@ -120,6 +120,7 @@ struct Rest<'a, 'n> {
 
 impl Transport for Rest<'_, '_> {
     async fn send(&mut self, request: Request) -> Result<Response, BoxError> {
+        self.word = None;
         let result = self.next.clone().run(request, self.extensions).await;
         #[cfg(feature = "reqwest-retry")]
         {

@@ -8,6 +8,7 @@
 //! | one request on the wire, and what its answer says | [`Wire::send`] |
 
 use reqwest::Response;
+use tracing::Instrument;
 
 use crate::{
     Error,
@@ -27,13 +28,17 @@ pub(crate) async fn run(client: &Inner, request: Outgoing, transport: impl Trans
     let policy = request.options.policy.as_ref().unwrap_or(&client.policy);
     let mut call = Call::new(policy.clone(), request.options.deadline, clock::now());
     let mut wire = Wire::new(client, request, transport, &call);
-    loop {
-        match call.next(clock::now()) {
-            Step::Acquire => wire.acquire(&mut call).await,
-            Step::Withdraw => wire.withdraw(&mut call),
-            Step::Send(number) => wire.send(&mut call, number).await,
-            Step::WaitUntil(when) => clock::sleep_until(when).await,
-            Step::Return => return wire.finish(call),
+    let span = wire.span();
+    let steps = async move {
+        loop {
+            match call.next(clock::now()) {
+                Step::Acquire => wire.acquire(&mut call).await,
+                Step::Withdraw => wire.withdraw(&mut call),
+                Step::Send(number) => wire.send(&mut call, number).await,
+                Step::WaitUntil(when) => clock::sleep_until(when).await,
+                Step::Return => return wire.finish(call),
+            }
         }
-    }
+    };
+    steps.instrument(span).await
 }

@@ -154,6 +154,8 @@ fn by_word(evidence: &Evidence<'_>, policy: &Policy) -> Verdict {
     match evidence.answer.word {
         None => by_default,
         Some(Verdict::Retry) if by_default.is_throttled() => by_default,
+        // It was asked about the head; the body broke later.
+        Some(Verdict::Accept) if evidence.answer.status.is_none() => by_default,
         Some(word) => word,
     }
 }

@@ -7,6 +7,7 @@ use http::HeaderMap;
 use rand::{Rng, TryRng};
 use reqwest::{Request, Response};
 use tokio::time::Instant;
+use tracing::Span;
 
 use crate::{
     Error, Key, Verdict,
@@ -20,6 +21,7 @@ use crate::{
     outgoing::Outgoing,
     redirect::Hop,
     sent::{Cause, SentState},
+    telemetry::{self, Sending},
     told,
     transport::Transport,
     verdict::Answer,
@@ -35,6 +37,9 @@ pub(crate) struct Wire<'a, T> {
     /// What the call ends with if nothing better comes; a response stays whole until the next commit.
     last: Option<Result<Response, Error>>,
     hop: Option<Hop>,
+    /// Requests on the wire so far.
+    sent: u32,
+    span: Span,
 }
 
 /// A head, and what of the body was needed.
@@ -59,7 +64,8 @@ impl<'a, T: Transport> Wire<'a, T> {
         if let Some(budget) = call.policy().retry_budget() {
             client.ledgers().deposit(request.key, budget, clock::now());
         }
-        Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None }
+        let span = telemetry::call(request.key);
+        Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None, sent: 0, span }
     }
 
     /// Waits for a permit.
@@ -114,21 +120,27 @@ impl<'a, T: Transport> Wire<'a, T> {
     }
 
     /// The end: the last response with its history, else the error with it.
-    pub(crate) fn finish(self, call: Call) -> Result<Response, Error> {
+    pub(crate) fn finish(mut self, call: Call) -> Result<Response, Error> {
         let history = call.into_history();
         let (key, stop, attempts) = (self.request.key, history.stop(), history.attempts().len());
         emit(self.client.observer(), || Event::Ended { key, stop, attempts });
-        match self.last {
-            Some(Ok(mut response)) => {
+        let late = || Err(Error::cut(Cause::Deadline, SentState::NotSent).with_url(self.request.url()));
+        let result = self.last.take().unwrap_or_else(late);
+        telemetry::ended(&self.span, self.request.url().host_str(), &history, &result);
+        #[cfg(feature = "metrics")]
+        crate::metrics::limits(self.request.url().host_str().unwrap_or_default(), &self.client.limiter, &key);
+        match result {
+            Ok(mut response) => {
                 response.extensions_mut().insert(history);
                 Ok(response)
             }
-            Some(Err(error)) => Err(error.with_history(history)),
-            None => {
-                let error = Error::cut(Cause::Deadline, SentState::NotSent);
-                Err(error.with_url(self.request.url()).with_history(history))
-            }
+            Err(error) => Err(error.with_history(history)),
         }
+    }
+
+    /// The span of the call.
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
     }
 
     /// The request of this attempt, with what the caller adds to it.
@@ -180,12 +192,22 @@ impl<'a, T: Transport> Wire<'a, T> {
     /// One request on the wire: the head, and as much of the body as the verdict needs.
     async fn exchange(&mut self, call: &mut Call, request: Request) -> Result<Head, (Error, Hints)> {
         let (until, cause) = call.cut(clock::now());
-        let response = match clock::before(until, self.transport.send(request)).await {
-            Some(Ok(response)) => response,
-            Some(Err(error)) => return Err((Error::transport(error), Hints::default())),
-            None => return Err((Error::cut(cause, SentState::Unknown), Hints::default())),
+        let sending = Sending::start(&request, self.sent);
+        self.sent = self.sent.saturating_add(1);
+        let sent = clock::before(until, sending.within(self.transport.send(request))).await;
+        let result = match sent {
+            Some(result) => result.map_err(Error::transport),
+            None => Err(Error::cut(cause, SentState::Unknown)),
+        };
+        let response = match result {
+            Ok(response) => response,
+            Err(error) => {
+                sending.failed(&error);
+                return Err((error, Hints::default()));
+            }
         };
         let received = clock::now();
+        sending.answered(&response, received);
         let wall = clock::wall();
         let hints = headers::read(response.status(), response.headers(), None, wall);
         let (onward, hop) = self.request.onward(&response, &hints, self.client, call.policy());

@@ -22,3 +22,4 @@ mod replay;
 mod serve;
 mod server;
 mod support;
+mod telemetry;
