@@ -60,11 +60,10 @@ const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 const ERROR_BODY: (usize, Duration) = (16 * 1024, Duration::from_millis(250));
 
 impl<'a, T: Transport> Wire<'a, T> {
-    pub(crate) fn new(client: &'a Inner, request: Outgoing, transport: T, call: &Call) -> Self {
+    pub(crate) fn new(client: &'a Inner, request: Outgoing, (transport, span): (T, Span), call: &Call) -> Self {
         if let Some(budget) = call.policy().retry_budget() {
             client.ledgers().deposit(request.key, budget, clock::now());
         }
-        let span = telemetry::call(request.key);
         Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None, sent: 0, span }
     }
 
@@ -136,11 +135,6 @@ impl<'a, T: Transport> Wire<'a, T> {
             }
             Err(error) => Err(error.with_history(history)),
         }
-    }
-
-    /// The span of the call.
-    pub(crate) fn span(&self) -> Span {
-        self.span.clone()
     }
 
     /// The request of this attempt, with what the caller adds to it.
