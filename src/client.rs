@@ -3,13 +3,14 @@
 use std::{
     fmt,
     future::Future,
+    hash::{BuildHasher, RandomState},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
 use http::{HeaderMap, Method};
-use rand::{SeedableRng, rngs::StdRng};
+use rand::{SeedableRng, rngs::SmallRng};
 use reqwest::{IntoUrl, Request, Response};
 
 use crate::{
@@ -60,7 +61,7 @@ pub(crate) struct Inner {
     pub(crate) headers_with: Option<HeadersWith>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) ledgers: Mutex<Ledgers>,
-    pub(crate) chance: Mutex<StdRng>,
+    pub(crate) chance: Mutex<SmallRng>,
 }
 
 /// What takes reqwest's place.
@@ -185,7 +186,7 @@ impl Inner {
             headers_with: None,
             observer: None,
             ledgers: Mutex::default(),
-            chance: Mutex::new(StdRng::from_rng(&mut rand::rng())),
+            chance: Mutex::new(SmallRng::seed_from_u64(any_seed())),
         }
     }
 
@@ -198,12 +199,17 @@ impl Inner {
     }
 
     pub(crate) fn reseed(&mut self, seed: u64) {
-        self.chance = Mutex::new(StdRng::seed_from_u64(seed));
+        self.chance = Mutex::new(SmallRng::seed_from_u64(seed));
     }
 
-    pub(crate) fn chance(&self) -> MutexGuard<'_, StdRng> {
+    pub(crate) fn chance(&self) -> MutexGuard<'_, SmallRng> {
         self.chance.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A seed of the system's randomness, good for jitter: std takes it for its hash maps.
+pub(crate) fn any_seed() -> u64 {
+    RandomState::new().hash_one(())
 }
 
 /// Whether the client was built with default headers besides `accept` and `user-agent`. reqwest inserts them in every

@@ -62,6 +62,8 @@ pub type ResponseBody = Body;
 /// | [`buffer_bodies`](Self::buffer_bodies), up to the limit | yes |
 /// | any other | no, [`NotReplayable`](crate::Stop::NotReplayable) |
 ///
+/// [`CallOptions`](crate::CallOptions) come in the extensions of an `http::Request`; reqwest's own requests have none.
+///
 /// Redirects and the results of a 202 are not asked after: that is for the service beneath, or the caller. A request
 /// without a host in its URI is keyed by its `host` header, else as `localhost`.
 #[derive(Clone, Debug)]
