@@ -6,6 +6,7 @@
     reason = "tests fail by panic, print what they count and keep their own time"
 )]
 
+mod adapters;
 mod call;
 mod cases;
 mod corpus;
@@ -21,3 +22,4 @@ mod replay;
 mod serve;
 mod server;
 mod support;
+mod telemetry;
