@@ -2,6 +2,7 @@
 
 mod call;
 mod cases;
+mod charge;
 mod corpus;
 mod limits;
 mod memory;
