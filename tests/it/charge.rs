@@ -12,7 +12,7 @@ use std::{
 };
 
 use abide::{
-    Backoff, Client, Error, History, Limiter, NonIdempotent, Policy, ResponseExt, SentState,
+    Backoff, Client, Error, History, Limiter, NonIdempotent, Policy, Quota, ResponseExt, SentState,
     reqwest::Response,
     testing::{Dialect, Faults, Server},
 };
@@ -23,19 +23,18 @@ const TASKS: u64 = 64;
 
 /// 10,000 when there is time, enough for every fault to strike otherwise.
 fn calls() -> u64 {
-    if is_long() { 10_000 } else { 2_000 }
+    if is_long() { 10_000 } else { 1_500 }
 }
 
-/// Faults of all kinds on a fifth of the requests, and refusals that name no wait.
+/// Faults of all kinds on a fifth of the requests, and refusals when it is busy.
 async fn server() -> Server {
-    Server::builder()
-        .faults(Faults::rate(0.2))
-        .concurrency(12)
-        .latency(ms(0)..ms(3))
-        .dialect(Dialect::Silent)
-        .start()
-        .await
-        .unwrap()
+    Server::builder().faults(Faults::rate(0.2)).concurrency(16).dialect(Dialect::Silent).start().await.unwrap()
+}
+
+/// Refuses all but the first request.
+async fn full() -> Server {
+    let day = Quota::window(1, Duration::from_secs(86_400));
+    Server::builder().limit(day).dialect(Dialect::Silent).start().await.unwrap()
 }
 
 fn client() -> Client {
@@ -92,11 +91,12 @@ fn is_untouched(history: &History) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keyed_charge_is_made_at_most_once() {
-    let server = server().await;
+    let (server, full) = (server().await, full().await);
     let (client, ended) = (client(), Arc::new(Mutex::new(HashMap::<u64, Ended>::new())));
-    let (url, log) = (format!("{}/charge", server.url()), Arc::clone(&ended));
+    let (urls, log) = ([server.url(), full.url()].map(|url| format!("{url}/charge")), Arc::clone(&ended));
     from_all_tasks(move |number| {
-        let (client, url, log, seen) = (client.clone(), url.clone(), Arc::clone(&log), Arc::clone(&log));
+        let (client, url, log, seen) =
+            (client.clone(), urls[usize::from(number % 8 == 3)].clone(), Arc::clone(&log), Arc::clone(&log));
         async move {
             let request = client.post(url).body(format!("charge {number}")).on_attempt(move |request, _| {
                 let key = request.headers()["idempotency-key"].to_str().unwrap().to_owned();
@@ -118,22 +118,25 @@ async fn a_keyed_charge_is_made_at_most_once() {
         }
     })
     .await;
-    let (charges, ended) = (server.charges(), ended.lock().unwrap());
-    assert_eq!((charges.bare, ended.len() as u64), (0, calls()));
+    let (charges, there, ended) = (server.charges(), full.charges(), ended.lock().unwrap());
+    assert_eq!((charges.bare + there.bare, ended.len() as u64), (0, calls()));
     let mut owned = HashSet::new();
     for (number, call) in ended.iter() {
-        let executions: u32 = call.keys.iter().map(|key| charges.of(key)).sum();
+        let executions: u32 = call.keys.iter().map(|key| charges.of(key) + there.of(key)).sum();
         assert!(call.keys.len() <= 1, "call {number} has one key for all attempts: {:?}", call.keys);
         assert!(call.keys.iter().all(|key| owned.insert(key.clone())), "call {number} has a key of its own");
         assert!(executions <= 1, "call {number}: {executions} executions");
         assert!(!call.good || executions == 1, "call {number} succeeded: {executions} executions");
         assert!(call.good || !call.untouched || executions == 0, "call {number} was said to be untouched");
     }
-    assert!(charges.keyed.keys().all(|key| owned.contains(key)), "nothing was executed under another key");
+    assert!(
+        charges.keyed.keys().chain(there.keyed.keys()).all(|key| owned.contains(key)),
+        "nothing was executed under another key"
+    );
     // None of it is empty talk: faults and refusals struck, calls were repeated, some failed, some were not sent.
     let count = |what: fn(&Ended) -> bool| ended.values().filter(|call| what(call)).count() as u64;
-    assert!(server.stats().faults > calls() / 20 && server.stats().refused > 0, "{}", server.stats());
-    assert!(count(|call| call.attempts > 1) > calls() / 20 && count(|call| call.good) > calls() / 2);
+    assert!(server.stats().faults > calls() / 20 && full.stats().refused > calls() / 20, "{}", server.stats());
+    assert!(count(|call| call.attempts > 1) > calls() / 20 && count(|call| call.good) > calls() / 4);
     assert!(count(|call| !call.good) > 0 && count(|call| call.untouched) > 0);
 }
 
@@ -162,8 +165,8 @@ async fn a_bare_charge_is_made_at_most_once() {
         (server.charges(), good.load(Ordering::Relaxed), untouched.load(Ordering::Relaxed));
     assert_eq!((charges.most_bare, charges.keyed.len()), (1, 0));
     assert!((good..=calls() - untouched).contains(&charges.bare), "{good} to {} - {untouched}", calls());
-    assert!(server.stats().requests <= calls() && server.stats().faults > calls() / 20);
-    assert!(good > calls() / 2 && charges.bare > good, "some were executed and not answered");
+    assert!(server.stats().requests <= calls() && server.stats().faults > calls() / 20, "{}", server.stats());
+    assert!(good > calls() / 4 && charges.bare > good, "some were executed and not answered");
 }
 
 #[tokio::test]

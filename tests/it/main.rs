@@ -1,6 +1,7 @@
 //! The integration tests, one binary.
 
 mod call;
+mod cancel;
 mod cases;
 mod charge;
 mod corpus;
