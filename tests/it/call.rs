@@ -410,27 +410,6 @@ fn the_future_of_a_call_can_be_spawned() {
     check(&client.get(URL).send());
 }
 
-/// Kolmogorov and Smirnov: the first waits of a thousand calls are uniform in `0..=50 ms` (α = 10⁻⁶), and differ.
-#[tokio::test(start_paused = true)]
-async fn the_jitter_of_a_thousand_calls_is_uniform() {
-    let net = Net::new((0..1000).map(|_| status(503)).chain((0..1000).map(|_| status(200))));
-    let client = net.client().policy(policy()).seed(7).build().unwrap();
-    let ended = futures_util::future::join_all((0..1000).map(|_| client.get(URL).send())).await;
-    let wait = |response: &Result<Response, Error>| {
-        response.as_ref().unwrap().history().attempts()[1].waited().backoff.as_secs_f64() / 0.05
-    };
-    let mut waits: Vec<f64> = ended.iter().map(wait).collect();
-    waits.sort_by(f64::total_cmp);
-    let distance = waits.iter().zip(0u32..).fold(0.0, |most: f64, (wait, rank)| {
-        let (below, above) = (f64::from(rank) / 1000.0, f64::from(rank + 1) / 1000.0);
-        most.max((wait - below).abs()).max((above - wait).abs())
-    });
-    // sqrt(ln(2/α) / 2n)
-    assert!(distance < 0.0852, "{distance}");
-    waits.dedup();
-    assert!(waits.len() > 990);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_held_slot_is_free_when_the_body_is_read_or_dropped() {
     let net = Net::new([status(204), status(200).body("a"), status(200).body("b"), status(200).body("c")]);

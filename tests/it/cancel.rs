@@ -147,7 +147,7 @@ fn on_sockets_it_leaves_no_connection_and_no_task() {
             tokio::time::timeout(Duration::from_micros(number * 7919 % 100_000), call)
         });
         let cut = dropped.buffer_unordered(24).filter(|ended| std::future::ready(ended.is_err())).count().await;
-        assert!((30..600).contains(&cut), "{cut} were dropped");
+        assert!(cut >= 30, "{cut} were dropped");
         let snapshot = client.limiter().snapshot(&Key::from("k")).unwrap();
         assert_eq!((snapshot.waiting, snapshot.in_flight), (0, 0));
         let metrics = tokio::runtime::Handle::current().metrics();

@@ -5,6 +5,7 @@ mod cancel;
 mod cases;
 mod charge;
 mod corpus;
+mod jitter;
 mod limits;
 mod memory;
 mod network;
