@@ -44,3 +44,8 @@ pub use request::RequestBuilder;
 pub use sent::{Cause, SentState};
 pub use verdict::{Answer, Classify, Verdict};
 pub use {http, reqwest};
+
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,15 +1,26 @@
 //! The integration tests, one binary.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "tests fail by panic, print what they count and keep their own time"
+)]
 
 mod call;
 mod cancel;
 mod cases;
 mod charge;
 mod corpus;
+mod deadline;
 mod jitter;
+#[cfg(feature = "cli")]
+mod explain;
+mod fuzzed;
 mod limits;
 mod memory;
 mod network;
 mod redirects;
+mod replay;
 #[cfg(feature = "cli")]
 mod serve;
 mod server;

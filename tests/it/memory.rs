@@ -1,11 +1,5 @@
 //! A network in memory, for whole calls under paused time.
 
-#![expect(
-    clippy::disallowed_methods,
-    clippy::unwrap_used,
-    reason = "tests wait on the paused clock, and fail by panic"
-)]
-
 use std::{
     collections::VecDeque,
     io,

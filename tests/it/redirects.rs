@@ -1,7 +1,5 @@
 //! Redirects and polls in memory: what goes where, and what stays at home.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panic")]
-
 use std::time::Duration;
 
 use abide::{
