@@ -4,10 +4,7 @@ use std::{
     future::Future,
     io,
     pin::pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex},
     task::{Context, Waker},
     time::Duration,
 };

@@ -20,6 +20,7 @@ mod limits;
 mod memory;
 mod network;
 mod redirects;
+mod rules;
 mod replay;
 #[cfg(feature = "cli")]
 mod serve;
