@@ -25,4 +25,5 @@ mod replay;
 #[cfg(feature = "cli")]
 mod serve;
 mod server;
+mod soak;
 mod support;
