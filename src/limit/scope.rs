@@ -32,8 +32,8 @@ pub(crate) struct Want {
 pub(crate) enum Turn {
     /// Held for the caller, who commits or gives back. `probe`: it is the first after a pause.
     Granted { probe: bool },
-    /// In line as `seq`; ask again at `until` or when woken.
-    Wait { seq: u64, until: Tick },
+    /// In line as `seq` among `waiting`; ask again at `until` or when woken.
+    Wait { seq: u64, until: Tick, waiting: usize },
     /// No.
     Refused { why: Why, retry_at: Option<Tick> },
 }
@@ -131,7 +131,7 @@ impl Scope {
         self.next += 1;
         queue.join(seq, want.costs.clone(), want.deadline);
         queue.set_waker(seq, waker);
-        Turn::Wait { seq, until: self.timer(seq, want, now) }
+        Turn::Wait { seq, until: self.timer(seq, want, now), waiting: self.waiting() }
     }
 
     /// As [`join`](Self::join), but never in line.
@@ -187,7 +187,7 @@ impl Scope {
         if let Some(queue) = &mut self.queue {
             queue.set_waker(seq, waker);
         }
-        Turn::Wait { seq, until }
+        Turn::Wait { seq, until, waiting: self.waiting() }
     }
 
     /// One in line leaves it, whatever it was granted goes back.
@@ -401,6 +401,11 @@ impl Scope {
         }
         let ready = |meter: &Meter| meter.ready_at(ahead.get(meter.unit()), costs.get(meter.unit()), from, cut);
         self.meters.iter().map(ready).max().unwrap_or(from)
+    }
+
+    /// Whether anybody waits, or has been granted and not come for it.
+    pub(crate) fn has_line(&self) -> bool {
+        self.queue.is_some()
     }
 
     /// Who waits.
