@@ -483,39 +483,4 @@ mod tests {
         assert_eq!((call.next(now), call.history().stop()), (Step::Return, Stop::BudgetSpent));
         assert!(matches!(answer(&mut budgeted(), 429, &Hints::default(), SAFE, now), Step::WaitUntil(_)));
     }
-
-    /// Every status, by kind of call and with or without a named wait: reviewed as one table.
-    #[test]
-    fn verdicts_of_all_statuses() {
-        let outcome = |status, hints: &Hints, repeat| {
-            let now = clock::now();
-            let mut call = Call::new(Arc::new(policy()), None, now);
-            match answer(&mut call, status, hints, repeat, now) {
-                Step::WaitUntil(_) => "retry".to_owned(),
-                _ => format!("{:?}", call.history().stop()),
-            }
-        };
-        let row = |status| {
-            let conflict = Repeat { retry_conflict: true, ..KEYED };
-            let (silent, named) = (Hints::default(), asked(ms(1000)));
-            let calls = [SAFE, KEYED, conflict, BARE];
-            let cells =
-                [&silent, &named].into_iter().flat_map(|hints| calls.map(|repeat| outcome(status, hints, repeat)));
-            cells.map(|cell| format!("{cell:<13}")).collect::<Vec<_>>().join(" ")
-        };
-        let mut rows: Vec<(u16, u16, String)> = Vec::new();
-        for status in 100..=599 {
-            match rows.last_mut() {
-                Some((_, last, cells)) if *cells == row(status) => *last = status,
-                _ => rows.push((status, status, row(status))),
-            }
-        }
-        let head = ["idempotent", "keyed", "keyed, 409", "bare", "… with wait", "keyed", "keyed, 409", "bare"];
-        let mut table = format!("{:<9}{}\n", "status", head.map(|cell| format!("{cell:<13}")).join(" ").trim_end());
-        for (first, last, cells) in rows {
-            table.push_str(format!("{:<9}{cells}", format!("{first}-{last}")).trim_end());
-            table.push('\n');
-        }
-        insta::assert_snapshot!(table);
-    }
 }

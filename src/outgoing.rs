@@ -273,7 +273,7 @@ impl Outgoing {
 }
 
 /// RFC 9110 §9.2.2; QUERY by RFC 10008. Methods are case-sensitive.
-fn is_idempotent(method: &Method) -> bool {
+pub(crate) fn is_idempotent(method: &Method) -> bool {
     method.is_idempotent() || method.as_str() == "QUERY"
 }
 
