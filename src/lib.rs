@@ -71,6 +71,8 @@ mod outgoing;
 mod redirect;
 mod body;
 mod verdict;
+#[cfg(test)]
+mod verdict_table;
 mod told;
 mod policy;
 mod backoff;

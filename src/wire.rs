@@ -108,7 +108,12 @@ impl<'a, T: Transport> Wire<'a, T> {
     pub(crate) async fn send(&mut self, call: &mut Call, number: u32) {
         let prepared = clock::before(call.deadline(), self.prepare(number)).await;
         let request = match prepared.unwrap_or_else(|| Err(Error::cut(Cause::Deadline, SentState::NotSent))) {
-            Ok(request) => request,
+            Ok(request) if call.may_send(clock::now()) => request,
+            Ok(_) => {
+                self.permit = None;
+                self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
+                return;
+            }
             Err(error) => return self.unsent(call, error),
         };
         self.commit(call, number);
@@ -204,7 +209,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         sending.answered(&response, received);
         let wall = clock::wall();
         let hints = headers::read(response.status(), response.headers(), None, wall);
-        let (onward, hop) = self.request.onward(&response, &hints, self.client, call.policy());
+        let (onward, hop) = self.request.onward(&response, &hints, self.client, call);
         let mut head = Head { response, hints, body: None, received, onward, hop, long: false };
         let limit = self.request.options.buffered.max(call.policy().body_limit());
         if let (Some(limit), Onward::No) = (limit, onward) {
