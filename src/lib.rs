@@ -24,6 +24,9 @@ mod limit;
 mod clock;
 mod event;
 mod error;
+#[cfg(feature = "bulk")]
+#[cfg_attr(docsrs, doc(cfg(feature = "bulk")))]
+pub mod bulk;
 #[cfg(feature = "testing")]
 pub mod testing;
 
