@@ -3,6 +3,8 @@
 mod call;
 mod cases;
 mod corpus;
+#[cfg(feature = "cli")]
+mod jobs;
 mod limits;
 mod memory;
 mod network;

@@ -1,5 +1,9 @@
 //! The command line.
 
+mod options;
+mod out;
+mod progress;
+mod run;
 mod serve;
 
 use std::process::ExitCode;
@@ -16,12 +20,18 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Sends the requests of a file, at the pace that limits allow, and can be resumed.
+    ///
+    /// Exit code: 0 all rows are ok, 1 some failed, 2 usage, unreadable input or a full disk, 3 stopped by a rule,
+    /// 4 credentials refused, 130 interrupted.
+    Run(Box<options::Args>),
     /// Runs the practice server until Ctrl-C; its URL is the first line on stdout.
     Serve(serve::Args),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(args),
     }
 }
