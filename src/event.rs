@@ -4,7 +4,7 @@
 
 use std::{fmt, time::Duration};
 
-use http::StatusCode;
+use http::{HeaderName, StatusCode};
 use tokio::time::Instant;
 
 use crate::{
@@ -51,6 +51,14 @@ pub enum Event {
         verdict: Verdict,
         /// What the server asked for.
         asked_wait: Option<Duration>,
+    },
+    /// Headers that look like limits or waits could not be read: they count as absent. Once an answer.
+    #[non_exhaustive]
+    Unread {
+        /// The limiter key.
+        key: Key,
+        /// Their names, in order.
+        headers: Vec<HeaderName>,
     },
     /// It failed.
     #[non_exhaustive]
@@ -136,6 +144,11 @@ impl<F: Fn(&Event) + Send + Sync + 'static> Observer for F {
     }
 }
 
+/// Whether anybody wants events: what costs more than a moment is asked for only then.
+pub(crate) fn is_heard(observer: Option<&dyn Observer>) -> bool {
+    observer.is_some() || tracing::enabled!(target: "abide", tracing::Level::DEBUG)
+}
+
 /// Tells the observer and `tracing`; builds the event only if somebody listens.
 #[inline]
 pub(crate) fn emit(observer: Option<&dyn Observer>, event: impl FnOnce() -> Event) {
@@ -164,6 +177,7 @@ fn trace(event: &Event) {
         Event::Answered { key, attempt, status, verdict, asked_wait } => {
             debug!(%key, attempt, status = status.as_u16(), ?verdict, ?asked_wait, "answered");
         }
+        Event::Unread { key, headers } => debug!(%key, ?headers, "unread"),
         Event::Failed { key, attempt, cause, sent } => debug!(%key, attempt, %cause, ?sent, "failed"),
         Event::Waiting { key, cause, until } => {
             let wait = until.saturating_duration_since(clock::now());

@@ -1,6 +1,9 @@
 //! What the main loop does with the world: permits, requests, answers. No rule lives here.
 
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -15,7 +18,7 @@ use crate::{
     call::{Call, Onward, Outcome},
     client::Inner,
     clock,
-    event::{Event, emit},
+    event::{Event, emit, is_heard},
     headers::{self, Hints},
     limit::{Ask, Permit, Refused, Route},
     outgoing::Outgoing,
@@ -219,6 +222,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         sending.answered(&response, received);
         let wall = clock::wall();
         let hints = headers::read(response.status(), response.headers(), None, wall);
+        self.tell_unread(&response, wall);
         let (onward, hop) = self.request.onward(&response, &hints, self.client, call);
         let mut head = Head { response, hints, body: None, received, onward, hop, long: false };
         let limit = self.request.options.buffered.max(call.policy().body_limit());
@@ -317,6 +321,17 @@ impl<'a, T: Transport> Wire<'a, T> {
             emit(self.client.observer(), || Event::Redirected { key, status });
         }
         self.tell_wait(call);
+    }
+
+    /// Headers that could not be read are absent; one event says so.
+    fn tell_unread(&self, response: &Response, wall: SystemTime) {
+        if is_heard(self.client.observer()) {
+            let headers = headers::explain(response.status(), response.headers(), None, wall).not_understood;
+            if !headers.is_empty() {
+                let key = self.request.key;
+                emit(self.client.observer(), || Event::Unread { key, headers });
+            }
+        }
     }
 
     fn tell_answer(&self, call: &Call, number: u32, head: &Head, verdict: Verdict) {

@@ -398,3 +398,23 @@ async fn a_client_is_a_service() {
     let response = client.call(Request::new(reqwest::Method::GET, URL.parse().unwrap())).await.unwrap();
     assert_eq!((response.status().as_u16(), net.count()), (200, 2));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_unreadable_header_is_absent_and_one_event_says_so() {
+    let net = Net::new([
+        status(503).header("retry-after", "soon").header("x-ratelimit-reset", "whenever"),
+        status(200).header("x-request-id", "7"),
+    ]);
+    let unread = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&unread);
+    let observer = move |event: &Event| {
+        if let Event::Unread { headers, .. } = event {
+            log.lock().unwrap().push(headers.iter().map(ToString::to_string).collect::<Vec<_>>());
+        }
+    };
+    let client = net.client().policy(policy()).observer(observer).build().unwrap();
+    let response = client.get(URL).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert!(net.gaps()[0] <= ms(51));
+    assert_eq!(*unread.lock().unwrap(), [["retry-after", "x-ratelimit-reset"]]);
+}
