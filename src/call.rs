@@ -402,7 +402,7 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use http::{HeaderMap, Method, StatusCode};
-    use rand::{SeedableRng, rngs::StdRng};
+    use rand::{SeedableRng, rngs::SmallRng};
 
     use super::*;
     use crate::{Backoff, clock};
@@ -437,9 +437,10 @@ mod tests {
             error: None,
             sent: SentState::Sent,
             attempt: 1,
+            word: None,
         };
         let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
-        let _ = call.on_result(&outcome, now, &mut StdRng::seed_from_u64(1));
+        let _ = call.on_result(&outcome, now, &mut SmallRng::seed_from_u64(1));
         call.next(now)
     }
 

@@ -8,7 +8,7 @@ use http::StatusCode;
 use tokio::time::Instant;
 
 use crate::{
-    Key,
+    Key, clock,
     history::Stop,
     sent::{Cause, SentState},
     verdict::Verdict,
@@ -165,7 +165,10 @@ fn trace(event: &Event) {
             debug!(%key, attempt, status = status.as_u16(), ?verdict, ?asked_wait, "answered");
         }
         Event::Failed { key, attempt, cause, sent } => debug!(%key, attempt, %cause, ?sent, "failed"),
-        Event::Waiting { key, cause, until } => debug!(%key, ?cause, ?until, "waiting"),
+        Event::Waiting { key, cause, until } => {
+            let wait = until.saturating_duration_since(clock::now());
+            debug!(%key, ?cause, ?wait, "waiting");
+        }
         Event::Redirected { key, status } => debug!(%key, status = status.as_u16(), "redirected"),
         Event::Refused { key, retry_at } => debug!(%key, ?retry_at, "refused"),
         Event::Ended { key, stop, attempts } => debug!(%key, ?stop, attempts, "ended"),

@@ -169,6 +169,12 @@ impl Outgoing {
         Ok(())
     }
 
+    #[cfg(any(feature = "tower", feature = "middleware"))]
+    /// The body is with the transport, which has it only once.
+    pub(crate) fn is_sent_once(&mut self) {
+        self.payload = Payload::Once(Some(Body::default()));
+    }
+
     /// The request of the next attempt or hop. A stream goes with it for good.
     pub(crate) fn wire(&mut self) -> Request {
         // The template never holds a stream, so it can always be cloned.
@@ -207,7 +213,7 @@ impl Outgoing {
     ) -> (Onward, Option<Hop>) {
         let status = response.status();
         let polls = status.as_u16() == 202 && call.policy().polls();
-        if !status.is_redirection() && !polls {
+        if !client.follows || !status.is_redirection() && !polls {
             return (Onward::No, None);
         }
         let from = redirect::From {

@@ -69,7 +69,7 @@ impl Bounds {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use rand::{SeedableRng, rngs::StdRng};
+    use rand::{SeedableRng, rngs::SmallRng};
 
     use super::*;
     use crate::clock;
@@ -81,7 +81,7 @@ mod tests {
         let check = |deadline: u64, most: u64| {
             let bounds = Bounds { now, deadline: now.checked_add(ms(deadline)), longest: Duration::MAX };
             for seed in 0..200 {
-                let pause = bounds.asked(ms(1000), &backoff, &mut StdRng::seed_from_u64(seed)).unwrap();
+                let pause = bounds.asked(ms(1000), &backoff, &mut SmallRng::seed_from_u64(seed)).unwrap();
                 let wait = pause.until - now;
                 assert!(wait == pause.wait && wait >= ms(1000) && wait <= ms(most), "{pause:?}");
             }
@@ -99,7 +99,7 @@ mod tests {
         ) {
             let (now, floor, deadline) = (clock::now(), Duration::from_millis(floor), Duration::from_millis(deadline));
             let bounds = Bounds { now, deadline: now.checked_add(deadline), longest: Duration::MAX };
-            let mut rng = StdRng::seed_from_u64(seed);
+            let mut rng = SmallRng::seed_from_u64(seed);
             match bounds.asked(floor, &Backoff::default(), &mut rng) {
                 Ok(pause) => prop_assert!(pause.until - now >= floor && pause.until - now < deadline),
                 Err(stop) => prop_assert!(stop == Stop::Deadline && floor >= deadline),

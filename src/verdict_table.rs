@@ -58,7 +58,7 @@ fn cell(
     call.on_permit(now);
     call.on_sent(now);
     let status = status.map(|status| StatusCode::from_u16(status).unwrap());
-    let answer = Answer { method: &method, status, headers: &HeaderMap::new(), error, sent, attempt: 1 };
+    let answer = Answer { method: &method, status, headers: &HeaderMap::new(), error, sent, attempt: 1, word: None };
     let repeat = Repeat {
         idempotent: is_idempotent(&method),
         key_lifetime: keyed.then_some(Duration::from_secs(3600)),

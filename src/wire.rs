@@ -7,6 +7,7 @@ use http::HeaderMap;
 use rand::{Rng, TryRng};
 use reqwest::{Request, Response};
 use tokio::time::Instant;
+use tracing::Span;
 
 use crate::{
     Error, Key, Verdict,
@@ -20,19 +21,25 @@ use crate::{
     outgoing::Outgoing,
     redirect::Hop,
     sent::{Cause, SentState},
+    telemetry::{self, Sending},
     told,
+    transport::Transport,
     verdict::Answer,
 };
 
 /// The driver's hands.
-pub(crate) struct Wire<'a> {
+pub(crate) struct Wire<'a, T> {
     client: &'a Inner,
+    transport: T,
     request: Outgoing,
     permit: Option<Permit>,
     withdrawal: Option<Withdrawal<'a>>,
     /// What the call ends with if nothing better comes; a response stays whole until the next commit.
     last: Option<Result<Response, Error>>,
     hop: Option<Hop>,
+    /// Requests on the wire so far.
+    sent: u32,
+    span: Span,
 }
 
 /// A head, and what of the body was needed.
@@ -52,12 +59,12 @@ const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 /// What of an error body is read for a wait that the head does not name: architecture «Retries».
 const ERROR_BODY: (usize, Duration) = (16 * 1024, Duration::from_millis(250));
 
-impl<'a> Wire<'a> {
-    pub(crate) fn new(client: &'a Inner, request: Outgoing, call: &Call) -> Self {
+impl<'a, T: Transport> Wire<'a, T> {
+    pub(crate) fn new(client: &'a Inner, request: Outgoing, (transport, span): (T, Span), call: &Call) -> Self {
         if let Some(budget) = call.policy().retry_budget() {
             client.ledgers().deposit(request.key, budget, clock::now());
         }
-        Self { client, request, permit: None, withdrawal: None, last: None, hop: None }
+        Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None, sent: 0, span }
     }
 
     /// Waits for a permit.
@@ -117,20 +124,21 @@ impl<'a> Wire<'a> {
     }
 
     /// The end: the last response with its history, else the error with it.
-    pub(crate) fn finish(self, call: Call) -> Result<Response, Error> {
+    pub(crate) fn finish(mut self, call: Call) -> Result<Response, Error> {
         let history = call.into_history();
         let (key, stop, attempts) = (self.request.key, history.stop(), history.attempts().len());
         emit(self.client.observer(), || Event::Ended { key, stop, attempts });
-        match self.last {
-            Some(Ok(mut response)) => {
+        let late = || Err(Error::cut(Cause::Deadline, SentState::NotSent).with_url(self.request.url()));
+        let result = self.last.take().unwrap_or_else(late);
+        telemetry::ended(&self.span, self.request.url().host_str(), &history, &result);
+        #[cfg(feature = "metrics")]
+        crate::metrics::limits(self.request.url().host_str().unwrap_or_default(), &self.client.limiter, &key);
+        match result {
+            Ok(mut response) => {
                 response.extensions_mut().insert(history);
                 Ok(response)
             }
-            Some(Err(error)) => Err(error.with_history(history)),
-            None => {
-                let error = Error::cut(Cause::Deadline, SentState::NotSent);
-                Err(error.with_url(self.request.url()).with_history(history))
-            }
+            Err(error) => Err(error.with_history(history)),
         }
     }
 
@@ -138,6 +146,7 @@ impl<'a> Wire<'a> {
     async fn prepare(&mut self, number: u32) -> Result<Request, Error> {
         let client = self.client;
         self.request.collect().await?;
+        self.transport.ready().await.map_err(Error::transport)?;
         let mut fresh = HeaderMap::new();
         if self.request.is_home() {
             for headers_with in [&client.headers_with, &self.request.options.headers_with].into_iter().flatten() {
@@ -182,12 +191,22 @@ impl<'a> Wire<'a> {
     /// One request on the wire: the head, and as much of the body as the verdict needs.
     async fn exchange(&mut self, call: &mut Call, request: Request) -> Result<Head, (Error, Hints)> {
         let (until, cause) = call.cut(clock::now());
-        let response = match clock::before(until, transport(self.client, request)).await {
-            Some(Ok(response)) => response,
-            Some(Err(error)) => return Err((Error::transport(error), Hints::default())),
-            None => return Err((Error::cut(cause, SentState::Unknown), Hints::default())),
+        let sending = Sending::start(&request, self.sent);
+        self.sent = self.sent.saturating_add(1);
+        let sent = clock::before(until, sending.within(self.transport.send(request))).await;
+        let result = match sent {
+            Some(result) => result.map_err(Error::transport),
+            None => Err(Error::cut(cause, SentState::Unknown)),
+        };
+        let response = match result {
+            Ok(response) => response,
+            Err(error) => {
+                sending.failed(&error);
+                return Err((error, Hints::default()));
+            }
         };
         let received = clock::now();
+        sending.answered(&response, received);
         let wall = clock::wall();
         let hints = headers::read(response.status(), response.headers(), None, wall);
         let (onward, hop) = self.request.onward(&response, &hints, self.client, call);
@@ -224,6 +243,7 @@ impl<'a> Wire<'a> {
             error: None,
             sent: SentState::Sent,
             attempt: number,
+            word: self.transport.word(),
         };
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints: &head.hints, body: head.body.as_deref(), onward: head.onward, repeat };
@@ -250,6 +270,7 @@ impl<'a> Wire<'a> {
             error: Some(cause),
             sent,
             attempt: number,
+            word: self.transport.word(),
         };
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
@@ -297,13 +318,6 @@ impl<'a> Wire<'a> {
             let key = self.request.key;
             emit(self.client.observer(), || Event::Waiting { key, cause, until });
         }
-    }
-}
-
-async fn transport(client: &Inner, request: Request) -> Result<Response, crate::error::BoxError> {
-    match &client.transport {
-        None => client.http.execute(request).await.map_err(Into::into),
-        Some(transport) => transport(request).await,
     }
 }
 

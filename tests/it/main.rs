@@ -6,24 +6,26 @@
     reason = "tests fail by panic, print what they count and keep their own time"
 )]
 
+mod adapters;
 mod call;
 mod cancel;
 mod cases;
 mod charge;
 mod corpus;
 mod deadline;
-mod jitter;
 #[cfg(feature = "cli")]
 mod explain;
 mod fuzzed;
+mod jitter;
 mod limits;
 mod memory;
 mod network;
 mod redirects;
-mod rules;
 mod replay;
+mod rules;
 #[cfg(feature = "cli")]
 mod serve;
 mod server;
 mod soak;
 mod support;
+mod telemetry;
