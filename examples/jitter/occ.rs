@@ -23,7 +23,7 @@ pub(crate) const KINDS: [Kind; 5] = [
 ];
 
 const BASE: Duration = Duration::from_millis(5);
-const CAP: Duration = Duration::from_millis(2000);
+const CAP: Duration = Duration::from_secs(2);
 
 /// Until the last client had succeeded, and what that took.
 #[derive(Clone, Copy, Debug)]

@@ -8,26 +8,22 @@ const COLORS: [&str; 5] = ["#888", "#c33", "#d90", "#27c", "#293"];
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 300.0;
 
+/// A curve by its name: a mean for each number of clients.
+type Curve<'a> = (&'a str, Vec<Mean>);
+
 /// Time and writes over the number of clients, a curve for each kind.
-pub(crate) fn svg(clients: &[u32], curves: &[(&str, Vec<Mean>)]) -> String {
+pub(crate) fn svg(clients: &[u32], curves: &[Curve<'_>]) -> String {
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1040 400\" font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"1040\" height=\"400\" fill=\"#fff\"/>\n",
     );
-    panel(&mut svg, 70.0, "time until all have succeeded, ms (log)", clients, curves, |mean| mean.millis);
-    panel(&mut svg, 580.0, "writes (log)", clients, curves, |mean| mean.writes);
+    panel(&mut svg, (70.0, "time until all have succeeded, ms (log)"), clients, curves, |mean| mean.millis);
+    panel(&mut svg, (580.0, "writes (log)"), clients, curves, |mean| mean.writes);
     svg.push_str("</svg>\n");
     svg
 }
 
-fn panel(
-    svg: &mut String,
-    left: f64,
-    title: &str,
-    clients: &[u32],
-    curves: &[(&str, Vec<Mean>)],
-    value: fn(&Mean) -> f64,
-) {
+fn panel(svg: &mut String, (left, title): (f64, &str), clients: &[u32], curves: &[Curve<'_>], value: fn(&Mean) -> f64) {
     let most = f64::from(clients.iter().copied().max().unwrap_or(1));
     let x = |clients: u32| left + f64::from(clients) / most * WIDTH;
     // Decades from 10 to 1,000,000.

@@ -216,18 +216,32 @@ async fn waits_before_the_send_end_by_the_deadline_too() {
     assert!(refused > 500 && at_deadline > 500, "{refused} {at_deadline}");
 }
 
-/// On sockets, amid faults of all kinds: 250 ms for a busy machine.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// The longest that this thread was kept from running, as a timer on it sees it.
+async fn watch(stalled: Arc<Mutex<Duration>>) {
+    loop {
+        let due = clock::now() + ms(5);
+        clock::sleep_until(due).await;
+        let late = clock::now() - due;
+        let mut stalled = stalled.lock().unwrap();
+        *stalled = stalled.max(late);
+    }
+}
+
+/// On sockets, amid faults of all kinds: within 250 ms, and what the machine kept the thread from running.
+#[tokio::test]
 async fn on_sockets_calls_end_by_their_deadlines() {
     let server = Server::builder().faults(Faults::rate(0.6)).latency(ms(0)..ms(40)).start().await.unwrap();
     let policy = Policy::default().backoff(Backoff::full_jitter(ms(20), ms(200))).no_budget().max_attempts(8);
     let client = Client::builder().policy(policy).build().unwrap();
+    let stalled = Arc::new(Mutex::new(Duration::ZERO));
+    tokio::spawn(watch(Arc::clone(&stalled)));
     let calls = stream::iter(0..if is_long() { 2000 } else { 300 }).map(async |number| {
         let deadline = ms(1 + draw(number, 7, 500));
         let start = clock::now();
         let result = client.get(server.url()).buffered(1000).deadline(deadline).send().await;
         let (took, (history, cut)) = (clock::now() - start, parts(&result));
-        assert!(took <= deadline + ms(250), "{took:?} of {deadline:?}: {history:?}");
+        let room = ms(250) + *stalled.lock().unwrap();
+        assert!(took <= deadline + room, "{took:?} of {deadline:?}, {room:?}: {history:?}");
         assert!(!cut || took >= deadline, "cut after {took:?} of {deadline:?}");
         cut
     });

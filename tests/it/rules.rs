@@ -371,6 +371,22 @@ async fn a_202_is_asked_after_where_it_says() {
     assert_eq!((response.status().as_u16(), response.history().stop(), net.count()), (202, Stop::Deadline, 4));
 }
 
+/// On sockets: nobody listens, for a thousand calls.
+#[tokio::test]
+async fn an_outage_is_not_multiplied() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let policy = Policy::default().backoff(Backoff::full_jitter(ms(1), ms(10))).max_attempts(10);
+    let client = Client::builder().policy(policy).build().unwrap();
+    let calls = (0..1000).map(|_| client.get(format!("http://{closed}/")).send());
+    let mut attempts = 0;
+    for ended in futures_util::future::join_all(calls).await {
+        let error = ended.unwrap_err();
+        assert!(matches!(error.history().stop(), Stop::BudgetSpent | Stop::MaxAttempts), "{error:?}");
+        attempts += error.history().attempts().len();
+    }
+    assert!((1100..=1210).contains(&attempts), "{attempts}");
+}
+
 /// The first origin may have executed the POST; the other, without the key, would do so again.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_may_have_run_does_not_go_elsewhere_without_its_key() {
