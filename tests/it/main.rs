@@ -1,5 +1,7 @@
 //! The integration tests, one binary.
 
+#[cfg(feature = "bulk")]
+mod bulk;
 mod call;
 mod cases;
 mod corpus;
