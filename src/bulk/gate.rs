@@ -33,6 +33,8 @@ struct Books {
     asks: VecDeque<Ask>,
     on_wire: usize,
     limited: Limited,
+    /// Rows wait on a limit that are not started.
+    held: bool,
     stats: Stats,
 }
 
@@ -101,7 +103,7 @@ impl Phase {
 impl Gate {
     pub(super) fn new(now: Instant) -> Arc<Self> {
         let limited = Limited { rows: 0, since: now, before: Duration::ZERO };
-        let books = Books { asks: VecDeque::new(), on_wire: 0, limited, stats: Stats::new(now) };
+        let books = Books { asks: VecDeque::new(), on_wire: 0, limited, held: false, stats: Stats::new(now) };
         Arc::new(Self { books: Mutex::new(books), stopping: AtomicBool::new(false), stop: Notify::new() })
     }
 
@@ -140,6 +142,13 @@ impl Gate {
             passing.push(Passing(ask));
         }
         passing
+    }
+
+    /// Whether a lane is held for its limit.
+    pub(super) fn set_held(&self, held: bool) {
+        let mut books = lock(&self.books);
+        let was = std::mem::replace(&mut books.held, held);
+        books.limited.change(was, held, clock::now());
     }
 
     /// Nothing new goes on the wire; what is there may come back.

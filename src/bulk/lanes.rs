@@ -115,8 +115,11 @@ impl Lanes {
         self.held.iter().map(|(until, _)| *until).min()
     }
 
-    /// Ends the holds that are due.
-    pub(super) fn release(&mut self, now: Instant) {
+    /// Ends the holds that are due; whether there were any.
+    pub(super) fn release(&mut self, now: Instant) -> bool {
+        if self.next_release().is_none_or(|at| now < at) {
+            return false;
+        }
         let (due, held) = std::mem::take(&mut self.held).into_iter().partition(|(until, _)| *until <= now);
         self.held = held;
         for (_, key) in due {
@@ -126,6 +129,7 @@ impl Lanes {
             self.list(key);
             self.sweep(key);
         }
+        true
     }
 
     /// All that wait: the run stops.

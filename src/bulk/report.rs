@@ -14,8 +14,8 @@ pub(super) struct Facts<'a> {
     pub(super) summary: Summary,
     pub(super) end: Option<End>,
     pub(super) elapsed: Duration,
-    /// Requests a second.
-    pub(super) limit: Option<f64>,
+    /// Requests a second, and the period that they are counted in.
+    pub(super) limit: Option<(f64, Duration)>,
     pub(super) settings: &'a BTreeMap<String, String>,
     pub(super) run: uuid::Uuid,
 }
@@ -88,18 +88,19 @@ fn series<'a>(facts: &Facts<'_>, name: &'a str, class: &'a str, of: impl Fn(&Bin
     Series { name, class, values: facts.stats.bins.iter().map(of).collect() }
 }
 
+/// Averages over the period of the limit, at least a second and at most a minute: a burst within it is no excess.
 fn rates<'a>(facts: &Facts<'_>) -> Chart<'a> {
-    let width = facts.stats.width.as_secs_f64();
-    // The last bin is not over.
-    let last = facts.elapsed.as_secs_f64() % width;
-    let mut sent = series(facts, "sent", "c1", |bin| Some(float(bin.sent) / width));
-    if let Some(Some(rate)) = sent.values.last_mut()
-        && last > width * 0.2
-    {
-        *rate *= width / last;
-    }
-    let mark = facts.limit.map(|limit| (limit, format!("limit {}/s", number(limit))));
-    Chart { series: vec![sent], mark, ..chart(facts, "Requests a second", "requests/s") }
+    let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+    let span = facts.limit.map_or(second, |(_, per)| per.clamp(second, minute)).max(facts.stats.width);
+    let bins = usize::try_from(span.as_nanos() / facts.stats.width.as_nanos()).unwrap_or(1).max(1);
+    let width = facts.stats.width.as_secs_f64() * float(bins as u64);
+    let sent: Vec<u64> = facts.stats.bins.iter().map(|bin| bin.sent).collect();
+    let over = |last: usize| sent[(last + 1).saturating_sub(bins)..=last].iter().sum::<u64>();
+    let values = (0..sent.len()).map(|last| Some(float(over(last)) / width)).collect();
+    let sent = Series { name: "sent", class: "c1", values };
+    let mark = facts.limit.map(|(limit, _)| (limit, format!("limit {}/s", number(limit))));
+    let unit = if span > second { "requests/s, averages of the limit's period" } else { "requests/s" };
+    Chart { series: vec![sent], mark, ..chart(facts, "Requests a second", unit) }
 }
 
 fn latencies<'a>(facts: &Facts<'_>) -> Chart<'a> {

@@ -178,7 +178,9 @@ impl<S: Stream<Item = Job>> Run<S> {
     fn launch(&mut self) -> bool {
         let mut room = self.start.concurrency.saturating_sub(self.gate.taken());
         let (now, mut launched) = (clock::now(), false);
-        self.lanes.release(now);
+        if self.lanes.release(now) {
+            self.gate.set_held(self.lanes.next_release().is_some());
+        }
         while room > 0
             && let Some((row, waiting)) = self.lanes.next()
         {
@@ -235,6 +237,7 @@ impl<S: Stream<Item = Job>> Run<S> {
                 let until = at.and_then(|at| at.checked_sub(deadline)).unwrap_or(now).max(now + HOLD);
                 self.requeue(row, now)?;
                 self.lanes.hold(lane, until);
+                self.gate.set_held(true);
             }
         }
         self.lanes.sweep(lane);
@@ -420,18 +423,19 @@ impl<S> Run<S> {
             failed: summary.failed,
             throttled: summary.throttled,
             rate: self.gate.with_stats(|stats| stats.rate(now, Duration::from_secs(10))),
-            limit: self.limit(),
+            limit: self.limit().map(|(rate, _)| rate),
             in_flight: self.gate.on_wire(),
             waited: self.gate.limited(now),
             elapsed: now.saturating_duration_since(self.started),
         }
     }
 
-    /// The strictest of the configured limits, in requests a second.
-    fn limit(&self) -> Option<f64> {
+    /// The strictest of the configured limits, in requests a second, and its period.
+    fn limit(&self) -> Option<(f64, Duration)> {
         let quotas = self.start.client.limiter().quotas().iter();
         let rates = quotas.filter(|quota| *quota.unit_ref() == crate::Unit::Requests);
-        rates.map(|quota| f64::from(quota.units()) / quota.per().as_secs_f64()).min_by(f64::total_cmp)
+        let rates = rates.map(|quota| (f64::from(quota.units()) / quota.per().as_secs_f64(), quota.per()));
+        rates.min_by(|one, other| one.0.total_cmp(&other.0))
     }
 
     /// A page of HTML about this run, complete in itself: requests a second against the limit, latencies, statuses,

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::Client;
 
-/// A run of many requests: see the [module](self).
+/// A run of many requests: see the [module](super).
 ///
 /// # Examples
 ///

@@ -306,3 +306,46 @@ async fn a_sample_is_done_first_and_the_rest_later() {
     let output = job::run("--resume", &[&other, Path::new("-o"), &out]).await;
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
 }
+
+#[tokio::test]
+async fn the_report_is_complete_in_itself() {
+    let server = Server::builder().fault_rate(0.1).seed(1).start().await.unwrap();
+    let folder = Folder::new();
+    let row = |n| format!("{{\"id\":\"<script>{n}\",\"url\":\"{}\"}}\n", base(&server));
+    let jobs = folder.write("jobs.jsonl", (0..300).map(row).collect::<String>());
+    let report = folder.file("report.html");
+    let options = "--max-attempts 1 --attempt-timeout 300ms --limit 600/s";
+    drop(job::run(options, &[&jobs, Path::new("--report"), &report]).await);
+    let page = folder.read("report.html");
+    assert_eq!(page.matches("<svg").count(), 3);
+    assert!(page.contains("&lt;script&gt;") && !page.contains("<script"), "{page}");
+    for outside in ["src=", "href=", "url(", "@import"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.len() < 200_000, "{} bytes", page.len());
+    // A browser that draws it, where there is one.
+    let Ok(browser) = std::env::var("ABIDE_BROWSER") else { return };
+    for settings in ["preferredColorScheme=1", "preferredColorScheme=0"] {
+        let image = folder.file("report.png");
+        let mut command = tokio::process::Command::new(&browser);
+        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1600"]);
+        command.args([format!("--blink-settings={settings}"), format!("--screenshot={}", image.display())]);
+        assert!(command.arg(&report).output().await.unwrap().status.success());
+        // An empty page is a tenth of that.
+        assert!(image.metadata().unwrap().len() > 60_000);
+        std::fs::remove_file(image).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn progress_off_a_terminal_comes_only_when_asked_for() {
+    let server = Server::builder().start().await.unwrap();
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", gets(&server, 110));
+    for (options, lines) in [("--limit 10/s", 0), ("--limit 10/s --progress always", 1)] {
+        let output = job::run(options, &[&jobs]).await;
+        let said = said(&output);
+        assert_eq!(said.lines().filter(|line| line.contains("of 110 done")).count(), lines, "{said}");
+        assert!(!said.contains('\r') && !said.contains('\u{1b}'), "{said}");
+    }
+}

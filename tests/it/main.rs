@@ -7,6 +7,8 @@
 )]
 
 mod adapters;
+#[cfg(feature = "cli")]
+mod bulk;
 mod call;
 mod cancel;
 mod cases;

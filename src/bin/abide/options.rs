@@ -104,6 +104,10 @@ impl Args {
         // After a crash the first request with a key may still be under way.
         let scheme = KeyScheme::new(self.key_header()?).retry_conflict(true);
         let mut builder = Client::builder().policy(policy).key_scheme(scheme).default_headers(self.header_map()?);
+        // Whoever states the limit means to use it, also where the server advertises the same.
+        if !self.limit.is_empty() || !self.bucket.is_empty() {
+            builder = builder.headroom(0.0);
+        }
         for quota in self.limit.iter().chain(&self.bucket) {
             builder = builder.quota(quota.clone());
         }

@@ -90,7 +90,7 @@ impl Meter {
 
 fn bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
-    let style = ProgressStyle::with_template("{bar:24} {msg}");
+    let style = ProgressStyle::with_template("{bar:20} {wide_msg}");
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
