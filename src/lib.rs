@@ -71,6 +71,8 @@ mod outgoing;
 mod redirect;
 mod body;
 mod verdict;
+#[cfg(test)]
+mod verdict_table;
 mod told;
 mod policy;
 mod backoff;
@@ -93,6 +95,9 @@ mod error;
 pub mod blocking;
 #[cfg(any(doc, doctest))]
 pub mod guide;
+#[cfg(feature = "bulk")]
+#[cfg_attr(docsrs, doc(cfg(feature = "bulk")))]
+pub mod bulk;
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 pub mod testing;

@@ -15,7 +15,7 @@ use reqwest::{Body, Request, Response, Url};
 
 use crate::{
     Error, Key, Policy, Unit,
-    call::Onward,
+    call::{Call, Onward},
     client::Inner,
     error::BoxError,
     headers::Hints,
@@ -42,6 +42,19 @@ pub(crate) struct Options {
     pub(crate) headers_with: Option<HeadersWith>,
     pub(crate) idempotency_key: Option<KeyFrom>,
     pub(crate) idempotent: bool,
+    pub(crate) escort: Option<Arc<dyn Escort>>,
+}
+
+/// Whoever runs many calls at once: told where each of them stands.
+pub(crate) trait Escort: Send + Sync {
+    /// It asks the limiter.
+    fn asks(&self);
+    /// The limiter let it through: it goes on the wire when this is ready.
+    fn boards(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+    /// It goes on the wire.
+    fn sent(&self);
+    /// It was answered or failed.
+    fn landed(&self, throttled: bool);
 }
 
 #[derive(Clone, Debug)]
@@ -112,7 +125,7 @@ impl Outgoing {
             (None, false) => Payload::Shared,
         };
         let key = options.key.unwrap_or_else(|| key_by::key(&client.key_by, &template, &client.credentials));
-        let keyed = template.headers().get(name).cloned();
+        let keyed = client.scheme.key_of(template.headers())?;
         Ok(Self { template, payload, options, key, keyed, home: true, hops: 0, polling: false, visited: Vec::new() })
     }
 
@@ -209,10 +222,10 @@ impl Outgoing {
         response: &Response,
         hints: &Hints,
         client: &Inner,
-        policy: &Policy,
+        call: &Call,
     ) -> (Onward, Option<Hop>) {
         let status = response.status();
-        let polls = status.as_u16() == 202 && policy.polls();
+        let polls = status.as_u16() == 202 && call.policy().polls();
         if !client.follows || !status.is_redirection() && !polls {
             return (Onward::No, None);
         }
@@ -223,6 +236,7 @@ impl Outgoing {
             left: client.redirects.saturating_sub(self.hops),
             visited: &self.visited,
             leaves: !client.bound,
+            unkeyed: !call.may_have_run() || self.repeat(client).goes_unkeyed(call.policy().non_idempotent()),
             sets_cookie: cfg!(feature = "cookies") && response.headers().contains_key(SET_COOKIE),
         };
         if polls {
@@ -278,12 +292,12 @@ impl Outgoing {
 }
 
 /// RFC 9110 §9.2.2; QUERY by RFC 10008. Methods are case-sensitive.
-fn is_idempotent(method: &Method) -> bool {
+pub(crate) fn is_idempotent(method: &Method) -> bool {
     method.is_idempotent() || method.as_str() == "QUERY"
 }
 
 /// Each default that the request does not set itself.
-fn add_defaults(headers: &mut HeaderMap, defaults: &HeaderMap) {
+pub(crate) fn add_defaults(headers: &mut HeaderMap, defaults: &HeaderMap) {
     for name in defaults.keys() {
         if !headers.contains_key(name) {
             for value in defaults.get_all(name) {

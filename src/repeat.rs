@@ -32,10 +32,14 @@ impl Repeat {
         }
     }
 
-    /// Whether the key is still good then: past its lifetime the request would be executed afresh.
-    pub(crate) fn lasts(&self, first_sent: Option<Instant>, until: Instant) -> bool {
-        let end = |lifetime| first_sent.and_then(|first| first.checked_add(lifetime));
-        self.key_lifetime.and_then(end).is_none_or(|end| until < end)
+    /// Whether it may be executed again without its key.
+    pub(crate) fn goes_unkeyed(&self, mode: NonIdempotent) -> bool {
+        self.idempotent || mode == NonIdempotent::Always
+    }
+
+    /// From when on the key is no longer good: the request would be executed afresh.
+    pub(crate) fn key_ends(&self, first_sent: Option<Instant>) -> Option<Instant> {
+        first_sent?.checked_add(self.key_lifetime?)
     }
 }
 

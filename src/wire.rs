@@ -17,7 +17,7 @@ use crate::{
     clock,
     event::{Event, emit},
     headers::{self, Hints},
-    limit::{Ask, Permit, Route},
+    limit::{Ask, Permit, Refused, Route},
     outgoing::Outgoing,
     redirect::Hop,
     sent::{Cause, SentState},
@@ -76,7 +76,16 @@ impl<'a, T: Transport> Wire<'a, T> {
             deadline: call.deadline(),
             max_pause: call.policy().longest_wait(),
         };
-        match clock::before(call.deadline(), self.client.limiter.admit(&ask)).await {
+        let escort = self.request.options.escort.clone();
+        let admitted = async {
+            escort.iter().for_each(|escort| escort.asks());
+            let permit = self.client.limiter.admit(&ask).await?;
+            if let Some(escort) = escort {
+                escort.boards().await;
+            }
+            Ok::<_, Refused>(permit)
+        };
+        match clock::before(call.deadline(), admitted).await {
             Some(Ok(permit)) => {
                 self.permit = Some(permit);
                 call.on_permit(clock::now());
@@ -110,7 +119,12 @@ impl<'a, T: Transport> Wire<'a, T> {
     pub(crate) async fn send(&mut self, call: &mut Call, number: u32) {
         let prepared = clock::before(call.deadline(), self.prepare(number)).await;
         let request = match prepared.unwrap_or_else(|| Err(Error::cut(Cause::Deadline, SentState::NotSent))) {
-            Ok(request) => request,
+            Ok(request) if call.may_send(clock::now()) => request,
+            Ok(_) => {
+                self.permit = None;
+                self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
+                return;
+            }
             Err(error) => return self.unsent(call, error),
         };
         self.commit(call, number);
@@ -181,6 +195,7 @@ impl<'a, T: Transport> Wire<'a, T> {
             permit.commit();
         }
         call.on_sent(clock::now());
+        self.request.options.escort.iter().for_each(|escort| escort.sent());
         let (key, waited) = (self.request.key, call.waited());
         emit(self.client.observer(), || Event::Sent { key, attempt: number, waited });
     }
@@ -206,7 +221,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         sending.answered(&response, received);
         let wall = clock::wall();
         let hints = headers::read(response.status(), response.headers(), None, wall);
-        let (onward, hop) = self.request.onward(&response, &hints, self.client, call.policy());
+        let (onward, hop) = self.request.onward(&response, &hints, self.client, call);
         let mut head = Head { response, hints, body: None, received, onward, hop, long: false };
         let limit = self.request.options.buffered.max(call.policy().body_limit());
         if let (Some(limit), Onward::No) = (limit, onward) {
@@ -248,6 +263,7 @@ impl<'a, T: Transport> Wire<'a, T> {
             call.on_long_body();
         }
         let verdict = call.on_result(&outcome, head.received, &mut Chance(self.client));
+        self.request.options.escort.iter().for_each(|escort| escort.landed(verdict.is_throttled()));
         self.tell_answer(call, number, &head, verdict);
         if let Some(permit) = &mut self.permit
             && let Some(hints) = told::to_limiter(&head.response, head.hints, verdict, self.request.is_home())
@@ -272,6 +288,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
         let _ = call.on_result(&outcome, clock::now(), &mut Chance(self.client));
+        self.request.options.escort.iter().for_each(|escort| escort.landed(false));
         let key = self.request.key;
         emit(self.client.observer(), || Event::Failed { key, attempt: number, cause, sent });
         if let (Some(mut permit), Some(hints)) = (self.permit.take(), told::broken_to_limiter(hints)) {

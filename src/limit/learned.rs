@@ -148,7 +148,7 @@ impl Learned {
                     _ => {}
                 }
                 next.step(meter, seen);
-                next.set_spread(seen.spread);
+                next.set_spread(seen.spread, seen.headroom);
                 if next.quota(seen.headroom, &self.unit) != contract.quota(seen.headroom, &self.unit) {
                     meter.rerate(&next.quota(seen.headroom, &self.unit));
                 }
@@ -224,11 +224,13 @@ impl Contract {
         }
     }
 
-    /// Arrivals bunch by the spread of the network's delay; moves in steps of a two-hundredth of the window.
-    fn set_spread(&mut self, spread: u64) {
+    /// Arrivals bunch by the spread of the network's delay. What the headroom leaves free covers as large a share of
+    /// the window; only the rest stretches it, in steps of a two-hundredth of the window.
+    fn set_spread(&mut self, spread: u64, headroom: f64) {
         let most = self.window / if self.steps > 0 { 20 } else { 50 };
+        let covered = whole((headroom * self.limit).floor() / self.limit * self.window as f64);
         let grain = (self.window / 200).max(1);
-        let wanted = spread.min(most).div_ceil(grain).saturating_mul(grain);
+        let wanted = spread.min(most).saturating_sub(covered).div_ceil(grain).saturating_mul(grain);
         if wanted > self.spread || wanted.saturating_add(2 * grain) < self.spread {
             self.spread = wanted;
         }

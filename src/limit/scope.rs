@@ -166,6 +166,8 @@ impl Scope {
 
     /// One in line asks again.
     pub(crate) fn poll(&mut self, (seq, waker): (u64, &Waker), want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
+        // Lapses come first: its own grant may be one of them, and it must stand in line again before others are granted.
+        self.lapse(now);
         if let Some(queue) = &mut self.queue {
             queue.revive(seq);
         }
@@ -199,12 +201,8 @@ impl Scope {
 
     /// Grants, in order, to all that are due, and wakes whoever should set a new timer.
     pub(crate) fn pump(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
-        self.advance(now);
+        self.lapse(now);
         let Some(mut queue) = self.queue.take() else { return };
-        while let Some((costs, probe)) = queue.lapse(now) {
-            self.give_back_to(&costs, probe, Some(&mut queue));
-            self.advance(now);
-        }
         while let Some(first) = queue.first() {
             if first.deadline <= now {
                 wakes.extend(queue.expire_first());
@@ -221,6 +219,17 @@ impl Scope {
         if !queue.is_empty() {
             self.queue = Some(queue);
         }
+    }
+
+    /// Takes back the grants that nobody collected in time.
+    fn lapse(&mut self, now: Tick) {
+        self.advance(now);
+        let Some(mut queue) = self.queue.take() else { return };
+        while let Some((costs, probe)) = queue.lapse(now) {
+            self.give_back_to(&costs, probe, Some(&mut queue));
+            self.advance(now);
+        }
+        self.queue = Some(queue);
     }
 
     /// Books what happened by itself: refills, expiries, the end of a pause.

@@ -4,10 +4,7 @@ use std::{
     future::Future,
     io,
     pin::pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex},
     task::{Context, Waker},
     time::Duration,
 };
@@ -370,64 +367,11 @@ async fn a_call_dropped_at_any_poll_gives_back_its_retry() {
     }
 }
 
-/// Random deadlines, waits and faults: each call ends by its deadline, none sleeps a wait that could not fit.
-#[tokio::test(start_paused = true)]
-async fn no_call_outlives_its_deadline() {
-    let cut = AtomicUsize::new(0);
-    let calls = (0..2000u64).map(async |number| {
-        let draw = |salt: u64, below: u64| {
-            number.wrapping_add(salt).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) % below
-        };
-        let replies = (0..6).map(|reply| match draw(reply * 31, 5) {
-            0 => Reply::Reset,
-            1 => Reply::Stall,
-            2 => status(503).after(ms(draw(reply, 400))),
-            3 => status(429).header("retry-after", draw(reply, 3).to_string()).after(ms(draw(reply, 50))),
-            _ => status(500).body("slow"),
-        });
-        let net = Net::new(replies);
-        let client = net.client().policy(policy().attempt_timeout(ms(700)).max_attempts(6)).seed(number);
-        let (deadline, start) = (ms(1 + draw(7, 3000)), Instant::now());
-        let result = client.build().unwrap().get(URL).deadline(deadline).send().await;
-        let elapsed = start.elapsed();
-        assert!(elapsed <= deadline, "{elapsed:?} of {deadline:?}");
-        if let Err(error) = &result
-            && error.cause() == Some(Cause::Deadline)
-        {
-            cut.fetch_add(1, Ordering::Relaxed);
-            assert_eq!(elapsed, deadline);
-        }
-    });
-    futures_util::future::join_all(calls).await;
-    assert!(cut.into_inner() > 50);
-}
-
 #[test]
 fn the_future_of_a_call_can_be_spawned() {
     fn check<T: Send>(_: &T) {}
     let client = client(&Net::new([]));
     check(&client.get(URL).send());
-}
-
-/// Kolmogorov and Smirnov: the first waits of a thousand calls are uniform in `0..=50 ms` (α = 10⁻⁶), and differ.
-#[tokio::test(start_paused = true)]
-async fn the_jitter_of_a_thousand_calls_is_uniform() {
-    let net = Net::new((0..1000).map(|_| status(503)).chain((0..1000).map(|_| status(200))));
-    let client = net.client().policy(policy()).seed(7).build().unwrap();
-    let ended = futures_util::future::join_all((0..1000).map(|_| client.get(URL).send())).await;
-    let wait = |response: &Result<Response, Error>| {
-        response.as_ref().unwrap().history().attempts()[1].waited().backoff.as_secs_f64() / 0.05
-    };
-    let mut waits: Vec<f64> = ended.iter().map(wait).collect();
-    waits.sort_by(f64::total_cmp);
-    let distance = waits.iter().zip(0u32..).fold(0.0, |most: f64, (wait, rank)| {
-        let (below, above) = (f64::from(rank) / 1000.0, f64::from(rank + 1) / 1000.0);
-        most.max((wait - below).abs()).max((above - wait).abs())
-    });
-    // sqrt(ln(2/α) / 2n)
-    assert!(distance < 0.0852, "{distance}");
-    waits.dedup();
-    assert!(waits.len() > 990);
 }
 
 #[tokio::test(start_paused = true)]

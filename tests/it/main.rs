@@ -8,18 +8,26 @@
 
 mod adapters;
 mod call;
+mod cancel;
 mod cases;
+mod charge;
 mod corpus;
+mod deadline;
 #[cfg(feature = "cli")]
 mod explain;
 mod fuzzed;
+mod jitter;
+#[cfg(feature = "cli")]
+mod jobs;
 mod limits;
 mod memory;
 mod network;
 mod redirects;
 mod replay;
+mod rules;
 #[cfg(feature = "cli")]
 mod serve;
 mod server;
+mod soak;
 mod support;
 mod telemetry;

@@ -79,6 +79,11 @@ impl Net {
         abide::Client::builder().http(http).transport(move |request| net.clone().answer(request))
     }
 
+    /// From now on answers these.
+    pub(crate) fn replace(&self, replies: impl IntoIterator<Item = Reply>) {
+        self.inner.lock().unwrap().0 = replies.into_iter().collect();
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.inner.lock().unwrap().1.len()
     }

@@ -3,7 +3,16 @@
 pub(crate) mod clock;
 pub(crate) mod http1;
 pub(crate) mod http2;
+#[cfg(feature = "cli")]
+pub(crate) mod job;
 pub(crate) mod net;
 pub(crate) mod record;
+#[cfg(feature = "cli")]
+pub(crate) mod rows;
 pub(crate) mod script;
 pub(crate) mod tls;
+
+/// Whether the tests may take minutes: `ABIDE_LONG` is set.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os("ABIDE_LONG").is_some()
+}
