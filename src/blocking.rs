@@ -173,6 +173,13 @@ impl ClientBuilder {
     }
 }
 
+/// With settings that only it has.
+impl From<crate::ClientBuilder> for ClientBuilder {
+    fn from(client: crate::ClientBuilder) -> Self {
+        Self { client }
+    }
+}
+
 /// One request in the making: the setters of [`abide::RequestBuilder`](crate::RequestBuilder).
 #[must_use = "send() sends it"]
 pub struct RequestBuilder {

@@ -40,7 +40,7 @@
 //! | `testing` | `testing::Server`, the practice server, and the transport in memory |
 //! | `cli` | the command `abide` |
 //!
-//! Spans and events go to `tracing` without a feature, and cost nothing while nobody listens.
+//! Spans and events go to `tracing` without a feature; while nobody listens they are a flag that is read.
 //!
 //! [reqwest]: https://docs.rs/reqwest
 #![cfg_attr(docsrs, feature(doc_cfg))]

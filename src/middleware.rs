@@ -26,6 +26,10 @@ use crate::{
     transport::Transport,
 };
 
+pub use reqwest_middleware;
+#[cfg(feature = "reqwest-retry")]
+pub use {reqwest_retry, retry_policies};
+
 #[cfg(feature = "reqwest-retry")]
 type Strategy = std::sync::Arc<dyn crate::retry::Judge>;
 

@@ -100,6 +100,8 @@ impl<'a, T: Transport> Wire<'a, T> {
                 self.last.get_or_insert_with(|| Err(Error::limited(refused)));
             }
             None => {
+                let key = self.request.key;
+                emit(self.client.observer(), || Event::Refused { key, retry_at: None });
                 call.on_refused(true);
                 self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
             }
