@@ -150,6 +150,51 @@ impl Client {
         Self { http, in_place, inner: Arc::new(inner) }
     }
 
+    /// The header that idempotency keys go in.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn key_header(&self) -> &str {
+        self.inner.scheme.name().as_str()
+    }
+
+    /// How long a server remembers a key.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn key_lifetime(&self) -> std::time::Duration {
+        self.inner.scheme.good_for()
+    }
+
+    /// Headers of each request that does not set them itself.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn defaults(&self) -> &HeaderMap {
+        &self.inner.defaults
+    }
+
+    /// Whether a header shows who calls.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn is_secret(&self, name: &http::HeaderName, value: &http::HeaderValue) -> bool {
+        value.is_sensitive() || self.inner.credentials.has(name, value)
+    }
+
+    /// Of each call.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn deadline(&self) -> Option<std::time::Duration> {
+        self.inner.policy.whole()
+    }
+
+    /// The longest wait of the server's that is waited.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn longest_wait(&self) -> std::time::Duration {
+        self.inner.policy.longest_wait()
+    }
+
+    /// The limiter key of a request.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn key_of(&self, request: &Request) -> crate::Key {
+        let mut whole = Request::new(request.method().clone(), request.url().clone());
+        *whole.headers_mut() = request.headers().clone();
+        crate::outgoing::add_defaults(whole.headers_mut(), &self.inner.defaults);
+        crate::key_by::key(&self.inner.key_by, &whole, &self.inner.credentials)
+    }
+
     pub(crate) fn http(&self) -> &reqwest::Client {
         &self.http
     }

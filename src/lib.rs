@@ -95,6 +95,9 @@ mod error;
 pub mod blocking;
 #[cfg(any(doc, doctest))]
 pub mod guide;
+#[cfg(feature = "bulk")]
+#[cfg_attr(docsrs, doc(cfg(feature = "bulk")))]
+pub mod bulk;
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 pub mod testing;

@@ -42,6 +42,19 @@ pub(crate) struct Options {
     pub(crate) headers_with: Option<HeadersWith>,
     pub(crate) idempotency_key: Option<KeyFrom>,
     pub(crate) idempotent: bool,
+    pub(crate) escort: Option<Arc<dyn Escort>>,
+}
+
+/// Whoever runs many calls at once: told where each of them stands.
+pub(crate) trait Escort: Send + Sync {
+    /// It asks the limiter.
+    fn asks(&self);
+    /// The limiter let it through: it goes on the wire when this is ready.
+    fn boards(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+    /// It goes on the wire.
+    fn sent(&self);
+    /// It was answered or failed.
+    fn landed(&self, throttled: bool);
 }
 
 #[derive(Clone, Debug)]
@@ -284,7 +297,7 @@ pub(crate) fn is_idempotent(method: &Method) -> bool {
 }
 
 /// Each default that the request does not set itself.
-fn add_defaults(headers: &mut HeaderMap, defaults: &HeaderMap) {
+pub(crate) fn add_defaults(headers: &mut HeaderMap, defaults: &HeaderMap) {
     for name in defaults.keys() {
         if !headers.contains_key(name) {
             for value in defaults.get_all(name) {

@@ -17,7 +17,7 @@ use crate::{
     clock,
     event::{Event, emit},
     headers::{self, Hints},
-    limit::{Ask, Permit, Route},
+    limit::{Ask, Permit, Refused, Route},
     outgoing::Outgoing,
     redirect::Hop,
     sent::{Cause, SentState},
@@ -76,7 +76,16 @@ impl<'a, T: Transport> Wire<'a, T> {
             deadline: call.deadline(),
             max_pause: call.policy().longest_wait(),
         };
-        match clock::before(call.deadline(), self.client.limiter.admit(&ask)).await {
+        let escort = self.request.options.escort.clone();
+        let admitted = async {
+            escort.iter().for_each(|escort| escort.asks());
+            let permit = self.client.limiter.admit(&ask).await?;
+            if let Some(escort) = escort {
+                escort.boards().await;
+            }
+            Ok::<_, Refused>(permit)
+        };
+        match clock::before(call.deadline(), admitted).await {
             Some(Ok(permit)) => {
                 self.permit = Some(permit);
                 call.on_permit(clock::now());
@@ -184,6 +193,7 @@ impl<'a, T: Transport> Wire<'a, T> {
             permit.commit();
         }
         call.on_sent(clock::now());
+        self.request.options.escort.iter().for_each(|escort| escort.sent());
         let (key, waited) = (self.request.key, call.waited());
         emit(self.client.observer(), || Event::Sent { key, attempt: number, waited });
     }
@@ -251,6 +261,7 @@ impl<'a, T: Transport> Wire<'a, T> {
             call.on_long_body();
         }
         let verdict = call.on_result(&outcome, head.received, &mut Chance(self.client));
+        self.request.options.escort.iter().for_each(|escort| escort.landed(verdict.is_throttled()));
         self.tell_answer(call, number, &head, verdict);
         if let Some(permit) = &mut self.permit
             && let Some(hints) = told::to_limiter(&head.response, head.hints, verdict, self.request.is_home())
@@ -275,6 +286,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
         let _ = call.on_result(&outcome, clock::now(), &mut Chance(self.client));
+        self.request.options.escort.iter().for_each(|escort| escort.landed(false));
         let key = self.request.key;
         emit(self.client.observer(), || Event::Failed { key, attempt: number, cause, sent });
         if let (Some(mut permit), Some(hints)) = (self.permit.take(), told::broken_to_limiter(hints)) {

@@ -199,6 +199,12 @@ impl Limiter {
         self.shared.keys.with(key, &self.shared.config, now, run)
     }
 
+    /// Those of every key.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn quotas(&self) -> &[Quota] {
+        &self.shared.config.quotas
+    }
+
     fn epoch(&self) -> Epoch {
         self.shared.config.epoch
     }

@@ -17,6 +17,8 @@ mod deadline;
 mod explain;
 mod fuzzed;
 mod jitter;
+#[cfg(feature = "cli")]
+mod jobs;
 mod limits;
 mod memory;
 mod network;

@@ -106,7 +106,7 @@ fn builder(args: Args) -> ServerBuilder {
 }
 
 /// Ctrl-C and, where there is one, SIGTERM.
-struct Stop {
+pub(crate) struct Stop {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
     #[cfg(unix)]
@@ -116,12 +116,12 @@ struct Stop {
 #[cfg(unix)]
 impl Stop {
     /// Listens from now on, so that a signal right after the first line is not missed.
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn asked(&mut self) {
+    pub(crate) async fn asked(&mut self) {
         std::future::poll_fn(|cx| {
             if self.terminate.poll_recv(cx).is_ready() || self.interrupt.poll_recv(cx).is_ready() {
                 return std::task::Poll::Ready(());
@@ -134,11 +134,11 @@ impl Stop {
 
 #[cfg(not(unix))]
 impl Stop {
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {})
     }
 
-    async fn asked(&mut self) {
+    pub(crate) async fn asked(&mut self) {
         // Without a handler the system ends the process at Ctrl-C.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending().await
@@ -147,7 +147,7 @@ impl Stop {
 }
 
 /// `50ms`, `1.5s`, `2m`, `1h`.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no duration, expected one such as 50ms, 1.5s or 2m");
     let at = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(wrong)?;
     let (number, unit) = text.split_at(at);

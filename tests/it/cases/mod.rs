@@ -1,6 +1,8 @@
 //! The behaviour cases of `tests/data/cases`: small scenarios from public bug reports, played on real sockets or a
 //! virtual clock. `ABIDE_CASES` names another file of the same form, `ABIDE_CASE` picks those whose id contains it.
 
+#[cfg(feature = "cli")]
+mod bulk;
 mod call;
 mod case;
 mod check;
@@ -127,8 +129,18 @@ async fn one(case: &Case, door: Door, slots: Arc<Semaphore>) -> Result {
             }
             Err(problem) => judged(Err(problem)),
         },
-        // One limit for many processes comes with the fleet, files of rows with the command line.
-        "redis" | "bulk" => Result::Elsewhere(case.mode.clone()),
+        #[cfg(feature = "cli")]
+        "bulk" => match case.body() {
+            Ok(body) => {
+                let _slot = slots.acquire_owned().await;
+                judged(Ok(Box::pin(bulk::run(body)).await))
+            }
+            Err(problem) => judged(Err(problem)),
+        },
+        // One limit for many processes comes with the fleet, files of rows need the command line.
+        "redis" => Result::Elsewhere(case.mode.clone()),
+        #[cfg(not(feature = "cli"))]
+        "bulk" => Result::Elsewhere(case.mode.clone()),
         other => Result::Failed(vec![format!("no mode {other:?}")]),
     }
 }

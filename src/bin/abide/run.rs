@@ -1,0 +1,220 @@
+//! `abide run`: a file of requests in, a file of results out.
+
+use std::{
+    fs::OpenOptions,
+    future::poll_fn,
+    io::{self, stdin, stdout},
+    path::Path,
+    pin::Pin,
+    process::ExitCode,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use abide::bulk::{Bulk, End, Input, Outcome, Run, Stopper};
+use futures_core::Stream;
+
+use crate::{
+    options::Args,
+    out,
+    progress::{Meter, span},
+    serve::Stop,
+};
+
+/// Runs the jobs; exit codes as in `--help`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let code = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
+        let code = runtime.block_on(start(args));
+        // A reader of stdin may be blocked for ever.
+        runtime.shutdown_background();
+        code
+    });
+    ExitCode::from(code.unwrap_or_else(|why| {
+        out::say(&why);
+        USAGE
+    }))
+}
+
+/// Usage, unreadable input, or a disk that takes no more.
+const USAGE: u8 = 2;
+
+/// Ended by a signal: 128 + SIGINT.
+const INTERRUPTED: u8 = 130;
+
+async fn start(args: &Args) -> Result<u8, String> {
+    let input = match args.jobs.as_str() {
+        "-" => Input::from_reader(stdin()),
+        path => Input::open(path).map_err(|error| error.to_string())?,
+    };
+    let input = match args.sample {
+        Some(share) => input.sample(share),
+        None => input,
+    };
+    let (bulk, to_stdout) = bulk(args)?;
+    if args.dry_run {
+        return dry_run(args, &bulk, input);
+    }
+    let trouble = input.trouble();
+    let run = bulk.run(input);
+    if let Some(error) = run.error() {
+        return Err(error.to_string());
+    }
+    if to_stdout {
+        out::say(&format!("run {}", run.id()));
+    }
+    drive(args, run, &trouble).await
+}
+
+/// The run that the options describe, and whether its results go to stdout.
+fn bulk(args: &Args) -> Result<(Bulk, bool), String> {
+    let mut bulk = Bulk::new(args.client()?).concurrency(args.concurrency).stop_on_refused_credentials();
+    for (name, value) in args.told() {
+        bulk = bulk.note(name, value);
+    }
+    if let Some(failed) = args.stop_after {
+        bulk = bulk.stop_after(failed);
+    }
+    if let Some(share) = args.stop_rate {
+        bulk = bulk.stop_rate(share);
+    }
+    if args.idempotency_key.is_some() {
+        bulk = bulk.auto_idempotency_keys();
+    }
+    if args.fsync {
+        bulk = bulk.fsync();
+    }
+    let resumes = args.resume || args.retry_failed;
+    match args.out.as_deref() {
+        None | Some("-") if resumes => Err("--resume needs a file of results: -o OUT".into()),
+        None | Some("-") => Ok((bulk.results_to(stdout()), true)),
+        // A device or a pipe: there is nothing to come back to.
+        Some(path) if Path::new(path).metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) => {
+            if resumes {
+                return Err(format!("--resume needs a file of results, {path} is none"));
+            }
+            let device = OpenOptions::new().write(true).open(path).map_err(|error| format!("{path}: {error}"))?;
+            Ok((bulk.results_to(device), false))
+        }
+        Some(path) => {
+            let bulk = bulk.results(path).journal(format!("{path}.journal"));
+            Ok((
+                if args.retry_failed {
+                    bulk.retry_failed()
+                } else if resumes {
+                    bulk.resume()
+                } else {
+                    bulk
+                },
+                false,
+            ))
+        }
+    }
+}
+
+fn dry_run(args: &Args, bulk: &Bulk, input: Input) -> Result<u8, String> {
+    let (mut shown, mut printed) = (0, Ok(()));
+    let trouble = input.trouble();
+    let plan = bulk.plan(input.into_rows(), |row| {
+        if (args.verbose || shown < 10) && printed.is_ok() {
+            shown += 1;
+            printed = serde_json::to_string(&row).map_err(io::Error::from).and_then(|line| out::put(&line));
+        }
+    });
+    let plan = plan.map_err(|error| error.to_string())?;
+    printed.map_err(|error| error.to_string())?;
+    let time = match plan.estimate {
+        Some(estimate) => format!("at least {} under the known limits", span(estimate)),
+        None => "no limit is known: as fast as the server answers".into(),
+    };
+    out::say(&format!(
+        "would send {} rows; {} have a result, {} make no sense; {time}; nothing was sent",
+        plan.rows, plan.done, plan.invalid
+    ));
+    match trouble.get() {
+        Some(error) => Err(error.to_string()),
+        None => Ok(u8::from(plan.invalid > 0)),
+    }
+}
+
+async fn drive(args: &Args, mut run: Run<Input>, trouble: &OnceLock<io::Error>) -> Result<u8, String> {
+    let meter = Arc::new(Mutex::new(Meter::new(args.progress, &args.jobs)));
+    let signals = Stop::new().map_err(|error| error.to_string())?;
+    tokio::spawn(obey(signals, run.stopper(), Arc::clone(&meter)));
+    let mut ticks = tokio::time::interval(Duration::from_millis(200));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    let with = |show: &mut dyn FnMut(&mut Meter)| show(&mut meter.lock().unwrap_or_else(PoisonError::into_inner));
+    loop {
+        let outcome = poll_fn(|cx| {
+            while ticks.poll_tick(cx).is_ready() {
+                with(&mut |meter| meter.show(&run.progress()));
+            }
+            Pin::new(&mut run).poll_next(cx)
+        });
+        let Some(outcome) = outcome.await else { break };
+        if outcome.is_unknown() || args.verbose && !outcome.is_ok() {
+            with(&mut |meter| meter.say(&named(&outcome)));
+        }
+    }
+    with(&mut |meter| meter.clear());
+    finish(args, &run, trouble)
+}
+
+fn named(outcome: &Outcome) -> String {
+    let Outcome { line, id, .. } = outcome;
+    match (&outcome.error, outcome.status) {
+        (Some(error), _) => format!("line {line} ({id}): {}: {}", error.kind, error.message),
+        (None, Some(status)) => format!("line {line} ({id}): {status}"),
+        (None, None) => format!("line {line} ({id})"),
+    }
+}
+
+/// The first signal drains, the second ends at once. Both leave what a resumed run needs.
+async fn obey(mut signals: Stop, stopper: Stopper, meter: Arc<Mutex<Meter>>) {
+    signals.asked().await;
+    stopper.drain();
+    let say = |text: &str| meter.lock().unwrap_or_else(PoisonError::into_inner).say(text);
+    say("stopping: what is on the wire may come back; once more to end at once");
+    signals.asked().await;
+    end_now();
+}
+
+#[expect(clippy::exit, reason = "a second signal ends the process, whatever it is busy with")]
+fn end_now() {
+    std::process::exit(INTERRUPTED.into());
+}
+
+fn finish(args: &Args, run: &Run<Input>, trouble: &OnceLock<io::Error>) -> Result<u8, String> {
+    let summary = run.summary();
+    if let Some(path) = &args.summary {
+        let json = serde_json::to_string(&summary).map_err(|error| error.to_string())?;
+        std::fs::write(path, json + "\n").map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    if let Some(path) = &args.report {
+        std::fs::write(path, run.report()).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    out::say(&summary.to_string());
+    let resumable = matches!(args.out.as_deref(), Some(out) if out != "-");
+    let hint = if resumable { "; --resume goes on" } else { "" };
+    let code = match (run.end(), trouble.get()) {
+        (Some(End::Failed), _) => {
+            let why = run.error().map_or_else(String::new, ToString::to_string);
+            return Err(format!("stopped: {why}{hint}"));
+        }
+        (_, Some(error)) => return Err(format!("{}: {error}{hint}", args.jobs)),
+        (Some(End::Interrupted), _) => {
+            out::say(&format!("interrupted{hint}"));
+            INTERRUPTED
+        }
+        (Some(End::RefusedCredentials), _) => {
+            out::say(&format!("stopped: the credentials are refused{hint}"));
+            4
+        }
+        (Some(End::Rule), _) => {
+            out::say(&format!("stopped: too many rows failed{hint}"));
+            3
+        }
+        _ => u8::from(summary.failed + summary.unknown > 0),
+    };
+    Ok(code)
+}

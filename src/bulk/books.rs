@@ -1,0 +1,235 @@
+//! Results and journal kept together: a claim before the send, the result line, then the journal.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use super::{
+    Job, Outcome,
+    journal::{Journal, Opening, Past},
+    results::{Known, Results, Target, named},
+    summary::Summary,
+};
+
+/// What a run has written down.
+pub(super) struct Books {
+    results: Results,
+    results_path: Option<PathBuf>,
+    journal: Option<Journal>,
+    journal_path: PathBuf,
+    retry_failed: bool,
+    key_lifetime: Duration,
+    key_header: String,
+    bound: bool,
+    /// Of rows that have no result: what they came to so far.
+    lost: (u64, u64),
+    unknown: u64,
+    /// What a run without a journal came to.
+    closed: Past,
+}
+
+/// How the books are opened.
+pub(super) struct Settings {
+    pub(super) target: Target,
+    pub(super) journal: Option<PathBuf>,
+    pub(super) resume: bool,
+    pub(super) retry_failed: bool,
+    pub(super) fsync: bool,
+    pub(super) key_header: String,
+    pub(super) key_lifetime: Duration,
+    pub(super) options: std::collections::BTreeMap<String, String>,
+}
+
+/// What is to be done with a row.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    Send,
+    /// An earlier run may have sent it: again, with the key that it had.
+    Resend(Option<String>),
+    /// It has its result.
+    Done,
+    /// An earlier run may have sent it, and it may not be repeated.
+    Unknown,
+}
+
+impl Books {
+    pub(super) fn open(settings: Settings) -> io::Result<Self> {
+        let results_path = match &settings.target {
+            Target::Path(path) => Some(path.clone()),
+            _ => None,
+        };
+        let results = Results::open(settings.target, settings.resume, settings.fsync)
+            .map_err(|error| named(results_path.as_deref().unwrap_or_else(|| Path::new("results")), &error))?;
+        let journal_path = settings.journal.clone().unwrap_or_default();
+        let open = |path: &PathBuf| {
+            let opening = Opening {
+                path,
+                resume: settings.resume,
+                keeps_done: !results.is_file(),
+                fsync: settings.fsync,
+                key_header: settings.key_header.clone(),
+                options: settings.options.clone(),
+            };
+            Journal::open(opening).map_err(|error| named(path, &error))
+        };
+        let journal = settings.journal.as_ref().map(open).transpose()?;
+        Ok(Self {
+            results,
+            results_path,
+            journal,
+            journal_path,
+            retry_failed: settings.retry_failed,
+            key_lifetime: settings.key_lifetime,
+            key_header: settings.key_header,
+            bound: false,
+            lost: (0, 0),
+            unknown: 0,
+            closed: Past::default(),
+        })
+    }
+
+    pub(super) fn run_id(&self) -> Option<uuid::Uuid> {
+        self.journal.as_ref().map(|journal| journal.head.run)
+    }
+
+    /// Whether outcomes are written by the run itself.
+    pub(super) fn writes(&self) -> bool {
+        !self.results.is_nowhere()
+    }
+
+    /// What is to be done with a row. The first one binds the journal to the input.
+    pub(super) fn enter(&mut self, job: &Job, line: u64) -> io::Result<Entry> {
+        self.bind(job)?;
+        let claim = self.journal.as_ref().and_then(|journal| journal.claimed(line)).cloned();
+        match self.results.table.look(line, &job.id) {
+            Known::Other => {
+                let why = format!("line {line} is not the row that the results have for it: the input has changed");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+            Known::Result { ok } if ok || !self.retry_failed => {
+                // Killed after the result and before the journal.
+                if claim.is_some() {
+                    self.done([line].into_iter(), Past::default())?;
+                }
+                return Ok(Entry::Done);
+            }
+            _ if self.journal.as_ref().is_some_and(|journal| journal.is_done(line)) => return Ok(Entry::Done),
+            _ => {}
+        }
+        let Some(claim) = claim else { return Ok(Entry::Send) };
+        let same = self.journal.as_ref().is_some_and(|journal| journal.head.key_header == self.key_header);
+        let keyed = claim.key.is_some() && same && claim.age() < self.key_lifetime;
+        if keyed || job.is_idempotent() {
+            return Ok(Entry::Resend(claim.key.filter(|_| same)));
+        }
+        self.unknown += 1;
+        Ok(Entry::Unknown)
+    }
+
+    fn bind(&mut self, job: &Job) -> io::Result<()> {
+        if std::mem::replace(&mut self.bound, true) {
+            return Ok(());
+        }
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        match journal.head.input {
+            Some(input) if input != job.input() => {
+                let why = format!("{} belongs to another input", self.journal_path.display());
+                Err(io::Error::new(io::ErrorKind::InvalidData, why))
+            }
+            Some(_) => Ok(()),
+            None => journal.bind(job.input()).map_err(|error| named(&self.journal_path, &error)),
+        }
+    }
+
+    pub(super) fn claim<'a>(&mut self, rows: impl Iterator<Item = (u64, Option<&'a str>)>) -> io::Result<()> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        journal.claim(rows).map_err(|error| named(&self.journal_path, &error))
+    }
+
+    /// The row has no result, and certainly was not executed: or that is open.
+    pub(super) fn leave(&mut self, line: u64, unsent: bool, attempts: u32, throttled: u32) -> io::Result<()> {
+        self.lost = (self.lost.0 + u64::from(attempts), self.lost.1 + u64::from(throttled));
+        match &mut self.journal {
+            Some(journal) if unsent => journal.free(line).map_err(|error| named(&self.journal_path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes result lines, then the journal.
+    pub(super) fn finish(&mut self, outcomes: &[Outcome], now: Past) -> io::Result<()> {
+        let mut lines = Vec::new();
+        if self.writes() {
+            outcomes.iter().for_each(|outcome| outcome.write_line(&mut lines));
+            self.results.write(&lines).map_err(|error| match &self.results_path {
+                Some(path) => named(path, &error),
+                None => named(Path::new("results"), &error),
+            })?;
+        }
+        for outcome in outcomes {
+            self.results.sums.attempts += u64::from(outcome.attempts);
+            self.results.sums.throttled += u64::from(outcome.throttled);
+            self.results.count(outcome.line, &outcome.id, outcome.is_ok());
+        }
+        match self.writes() {
+            true => self.done(outcomes.iter().map(|outcome| outcome.line), now),
+            false => Ok(()),
+        }
+    }
+
+    /// The rows need not be sent again.
+    pub(super) fn done(&mut self, lines: impl Iterator<Item = u64>, now: Past) -> io::Result<()> {
+        let now = self.with_lost(now);
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        journal.done(lines, now).map_err(|error| named(&self.journal_path, &error))
+    }
+
+    fn with_lost(&self, now: Past) -> Past {
+        Past { attempts: now.attempts + self.lost.0, throttled: now.throttled + self.lost.1, ..now }
+    }
+
+    /// The run is over.
+    pub(super) fn close(&mut self, now: Past) -> io::Result<()> {
+        let gone = self.results.compact().map_err(|error| match &self.results_path {
+            Some(path) => named(path, &error),
+            None => error,
+        })?;
+        self.results.sums.attempts -= gone.0;
+        self.results.sums.throttled -= gone.1;
+        self.lost = (self.lost.0 + gone.0, self.lost.1 + gone.1);
+        let now = self.with_lost(now);
+        match &mut self.journal {
+            Some(journal) => journal.close(now).map_err(|error| named(&self.journal_path, &error)),
+            None => {
+                self.closed = now;
+                Ok(())
+            }
+        }
+    }
+
+    /// Totals over all runs of the job; `now` is what this run came to so far, zero once it is closed.
+    pub(super) fn summary(&self, now: Past) -> Summary {
+        let (sums, past) = (self.results.sums, self.journal.as_ref().map(|journal| journal.head.past));
+        let past = past.unwrap_or(self.closed);
+        Summary {
+            ok: sums.ok,
+            failed: sums.failed,
+            unknown: self.unknown,
+            attempts: sums.attempts + past.attempts + now.attempts,
+            throttled: sums.throttled + past.throttled + now.throttled,
+            waited_s: seconds(past.waited_ms + now.waited_ms),
+            elapsed_s: seconds(past.elapsed_ms + now.elapsed_ms),
+        }
+    }
+
+    /// As [`summary`](Self::summary) of a run that is under way.
+    pub(super) fn so_far(&self, now: Past) -> Summary {
+        self.summary(self.with_lost(now))
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "milliseconds of runs are far below 2^52")]
+fn seconds(millis: u64) -> f64 {
+    millis as f64 / 1000.0
+}

@@ -1,0 +1,224 @@
+//! One row on its way: its rounds, and what came of the last one.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, StatusCode};
+use reqwest::{Request, Response};
+use tokio::time::Instant;
+
+use super::{
+    Job, Outcome,
+    gate::{Gate, Standing, Ticket},
+    outcome::Failure,
+};
+use crate::{
+    Attempt, Client, Error, Key, ResponseExt, Stop,
+    outgoing::{KeyFrom, Options},
+};
+
+/// A job in a lane.
+pub(super) struct Row {
+    pub(super) job: Job,
+    pub(super) line: u64,
+    pub(super) lane: Key,
+    pub(super) origin: Key,
+    pub(super) weight: usize,
+    /// An earlier run claimed it.
+    pub(super) inherited: bool,
+    /// Its first start.
+    started: Option<Instant>,
+    pub(super) attempts: u32,
+    pub(super) throttled: u32,
+    waited: Duration,
+    history: Vec<Attempt>,
+}
+
+/// What came of one round.
+pub(super) struct Landing {
+    pub(super) row: Row,
+    pub(super) standing: Standing,
+    /// `None`: the run stopped before it was answered.
+    pub(super) end: Option<Result<Answer, Error>>,
+}
+
+/// A response, read to its end.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Result<Bytes, Failure>,
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) stop: Stop,
+}
+
+pub(super) type Flight = Pin<Box<dyn Future<Output = Landing> + Send>>;
+
+/// Up to this a body is read inside the attempt, so that a broken one is retried.
+const BUFFERED: usize = 8 << 20;
+
+/// A longer body is no result.
+const LONGEST: usize = 64 << 20;
+
+/// Attempts of a row that are kept.
+const HISTORY: usize = 20;
+
+impl Row {
+    pub(super) fn new(job: Job, line: u64, (lane, origin): (Key, Key), inherited: bool) -> Self {
+        Self {
+            weight: job.weight(),
+            job,
+            line,
+            lane,
+            origin,
+            inherited,
+            started: None,
+            attempts: 0,
+            throttled: 0,
+            waited: Duration::ZERO,
+            history: Vec::new(),
+        }
+    }
+
+    /// Its next round, under this ticket.
+    pub(super) fn fly(mut self, client: &Client, gate: &Arc<Gate>, ticket: Arc<Ticket>, now: Instant) -> Flight {
+        self.started.get_or_insert(now);
+        let request = self.request();
+        let mut options = Options {
+            key: self.job.key,
+            buffered: Some(BUFFERED),
+            idempotency_key: self.job.idempotency_key.clone().map(KeyFrom::Caller),
+            escort: Some(Arc::<Ticket>::clone(&ticket)),
+            ..Options::default()
+        };
+        for (unit, units) in &self.job.units {
+            options.state(unit.clone(), *units);
+        }
+        let (client, gate) = (client.clone(), Arc::clone(gate));
+        Box::pin(async move {
+            let leaving = Leaving(ticket);
+            let call = async {
+                let response = client.run(request?, options).await?;
+                leaving.0.set_answered();
+                Ok(answer(response).await)
+            };
+            let end = unless_stopped(call, &gate, &leaving.0).await;
+            let standing = *leaving.0.standing();
+            Landing { row: self, standing, end }
+        })
+    }
+
+    /// The first round takes what cannot be copied.
+    fn request(&mut self) -> Result<Request, Error> {
+        let request = self.job.request.as_mut().map_err(|why| Error::builder(why.clone()))?;
+        if let Some(copy) = request.try_clone() {
+            return Ok(copy);
+        }
+        let empty = Request::new(request.method().clone(), request.url().clone());
+        Ok(std::mem::replace(request, empty))
+    }
+
+    /// A round is over.
+    pub(super) fn note(&mut self, attempts: &[Attempt], standing: Standing) {
+        let number = u32::try_from(attempts.len()).unwrap_or(u32::MAX);
+        self.attempts = self.attempts.saturating_add(number);
+        self.throttled = self.throttled.saturating_add(standing.throttled);
+        for attempt in attempts {
+            self.waited = self.waited.saturating_add(attempt.waited().total());
+            if self.history.len() == HISTORY {
+                self.history.remove(0);
+            }
+            self.history.push(attempt.clone());
+        }
+    }
+
+    /// The end of the row.
+    pub(super) fn outcome(self, answer: Option<Answer>, error: Option<Failure>, now: Instant) -> Outcome {
+        let elapsed = self.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
+        let (status, headers, body) = match answer {
+            Some(answer) => (Some(answer.status), answer.headers, answer.body),
+            None => (None, HeaderMap::new(), Ok(Bytes::new())),
+        };
+        let (body, broken) = match body {
+            Ok(body) => (body, None),
+            Err(broken) => (Bytes::new(), Some(broken)),
+        };
+        Outcome {
+            id: self.job.id,
+            line: self.line,
+            status,
+            headers,
+            body,
+            error: error.or(broken),
+            attempts: self.attempts,
+            throttled: self.throttled,
+            elapsed,
+            waited: self.waited,
+            history: self.history,
+            idempotency_key: self.job.idempotency_key,
+            meta: self.job.meta,
+        }
+    }
+}
+
+/// Gives up its place, also when the run is dropped.
+struct Leaving(Arc<Ticket>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// What the call comes to; `None` if the run stops while it is not on the wire.
+async fn unless_stopped<F: Future>(call: F, gate: &Gate, ticket: &Ticket) -> Option<F::Output> {
+    let (mut call, mut closing) = (pin!(call), pin!(gate.closing()));
+    poll_fn(|cx| {
+        // Wakes this when the gate closes.
+        if !gate.is_closed() {
+            let _ = closing.as_mut().poll(cx);
+        }
+        let stopped = || gate.is_closed() && ticket.is_idle();
+        if stopped() {
+            return Poll::Ready(None);
+        }
+        match call.as_mut().poll(cx) {
+            Poll::Ready(end) => Poll::Ready(Some(end)),
+            Poll::Pending if stopped() => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+async fn answer(mut response: Response) -> Answer {
+    let history = response.history();
+    let (attempts, stop) = (history.attempts().to_vec(), history.stop());
+    let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
+    Answer { status, headers, body: body(response).await, attempts, stop }
+}
+
+async fn body(mut response: Response) -> Result<Bytes, Failure> {
+    let mut whole = BytesMut::new();
+    let mut first = Bytes::new();
+    loop {
+        match response.chunk().await {
+            Ok(None) if whole.is_empty() => return Ok(first),
+            Ok(None) => return Ok(whole.freeze()),
+            Ok(Some(chunk)) if first.is_empty() && whole.is_empty() => first = chunk,
+            Ok(Some(chunk)) => {
+                whole.extend_from_slice(&std::mem::take(&mut first));
+                whole.extend_from_slice(&chunk);
+            }
+            Err(error) => return Err(Failure::of(&Error::body(error.into()))),
+        }
+        if whole.len() > LONGEST {
+            return Err(Failure::new("body", "the body is longer than 64 MiB"));
+        }
+    }
+}
