@@ -37,6 +37,7 @@
 //! | `reqwest-retry` | `middleware`, and bridges from reqwest-retry's backoff and strategies |
 //! | `blocking` | `blocking::Client`, for scripts |
 //! | `metrics` | histograms, counters and gauges through the `metrics` facade |
+//! | `bulk` | `bulk::Bulk`, jobs of many requests, journaled and resumable |
 //! | `testing` | `testing::Server`, the practice server, and the transport in memory |
 //! | `cli` | the command `abide` |
 //!

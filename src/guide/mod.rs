@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`flow`] | whoever reads the code, or wants to know what never happens |
 //! | [`headers`] | what is read of a response |
+//! | [`verdicts`] | what comes of each status, by kind of call |
 //! | [`tuning`] | API clients, bulk jobs, integrations on many machines |
 //! | [`testing`] | tests of your own code around abide |
 //! | [`telemetry`] | spans, metrics, events |
@@ -18,6 +19,9 @@ pub mod flow {}
 
 #[doc = include_str!("headers.md")]
 pub mod headers {}
+
+#[doc = include_str!("verdicts.md")]
+pub mod verdicts {}
 
 #[doc = include_str!("tuning.md")]
 pub mod tuning {}

@@ -323,7 +323,7 @@ async fn dropped_at_every_poll_leaves_nothing_behind() {
 }
 
 /// Wakes cost CPU: a waiter is polled when it joins, when it comes near, and when it is granted.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn few_polls_a_grant() {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     static POLLS: AtomicU64 = AtomicU64::new(0);
@@ -344,5 +344,5 @@ async fn few_polls_a_grant() {
         sent.await.unwrap();
     }
     let polls = POLLS.load(Relaxed);
-    assert!(polls <= 2000 * 10, "{polls} polls for 2,000 grants");
+    assert!(polls <= 2000 * 4, "{polls} polls for 2,000 grants");
 }
