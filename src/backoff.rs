@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
+use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
 
 /// How much of a backoff is left to chance.
 ///
@@ -104,7 +104,7 @@ impl Backoff {
 
     /// The waits before the retries of one call, endless, drawn with this seed.
     pub fn waits(&self, seed: u64) -> impl Iterator<Item = Duration> + use<> {
-        let (backoff, mut rng) = (*self, StdRng::seed_from_u64(seed));
+        let (backoff, mut rng) = (*self, SmallRng::seed_from_u64(seed));
         let mut last = None;
         (0u32..).map(move |retry| {
             let wait = backoff.wait(retry, last, &mut rng);
@@ -185,7 +185,7 @@ mod tests {
         #[test]
         fn no_wait_exceeds_the_cap(base in 0u64..u64::MAX, cap in 0u64..u64::MAX, retry: u32, seed: u64) {
             let (base, cap) = (Duration::from_nanos(base), Duration::from_nanos(cap));
-            let mut rng = StdRng::seed_from_u64(seed);
+            let mut rng = SmallRng::seed_from_u64(seed);
             for backoff in [
                 Backoff::full_jitter(base, cap),
                 Backoff::equal_jitter(base, cap),

@@ -49,10 +49,42 @@ pub(crate) async fn read(response: Response, limit: usize, until: Option<Instant
     (taken, end)
 }
 
+/// A body of any type, as reqwest's: trailers stay, and it need not be `Sync`.
+#[cfg(feature = "tower")]
+pub(crate) fn erase<B>(body: B) -> Body
+where
+    B: http_body::Body<Data: Into<Bytes>, Error: Into<crate::BoxError>> + Send + 'static,
+{
+    Body::wrap(Erased(std::sync::Mutex::new(Box::pin(body))))
+}
+
+/// Locked only by those who have it shared, which reading does not.
+#[cfg(feature = "tower")]
+struct Erased<B>(std::sync::Mutex<Pin<Box<B>>>);
+
+#[cfg(feature = "tower")]
+impl<B: http_body::Body> http_body::Body for Erased<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        self.0.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).as_mut().poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).size_hint()
+    }
+}
+
 /// The response with its body holding the permit until it is read to its end or dropped.
 pub(crate) fn hold(response: Response, permit: Permit) -> Response {
     let (head, rest) = apart(response);
-    let body = Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit: Some(permit) };
+    let permit = Some(permit).filter(|_| !rest.is_end_stream());
+    let body = Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit };
     Taken { head, body }.into_response()
 }
 
@@ -157,7 +189,7 @@ impl http_body::Body for Stitched {
                 _ => Poll::Ready(None),
             },
         };
-        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) || self.is_end_stream() {
             self.permit = None;
         }
         polled

@@ -9,7 +9,7 @@ use http::{
 
 use crate::{
     Client, Error, KeyBy, KeyScheme, Limiter, LimiterBuilder, Observer, Policy, Quota,
-    client::{Inner, REDIRECTS, Transport},
+    client::{InPlace, Inner, REDIRECTS},
     error::BoxError,
     key_by::Credentials,
     outgoing::HeadersWith,
@@ -34,7 +34,7 @@ use crate::{
 #[must_use = "build() makes the client"]
 pub struct ClientBuilder {
     http: Option<reqwest::ClientBuilder>,
-    transport: Option<Transport>,
+    in_place: Option<InPlace>,
     defaults: HeaderMap,
     user_agent: Option<Result<HeaderValue, Error>>,
     policy: Policy,
@@ -57,7 +57,7 @@ impl Default for ClientBuilder {
     fn default() -> Self {
         Self {
             http: None,
-            transport: None,
+            in_place: None,
             defaults: HeaderMap::new(),
             user_agent: None,
             policy: Policy::default(),
@@ -182,7 +182,7 @@ impl ClientBuilder {
         F: Fn(reqwest::Request) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<reqwest::Response, BoxError>> + Send + 'static,
     {
-        self.transport = Some(Arc::new(move |request| Box::pin(transport(request))));
+        self.in_place = Some(Arc::new(move |request| Box::pin(transport(request))));
         self
     }
 
@@ -222,12 +222,12 @@ impl ClientBuilder {
         }
         let http = self.http.unwrap_or_else(http_defaults);
         let http = http.redirect(reqwest::redirect::Policy::none()).retry(reqwest::retry::never()).build();
-        let mut inner = Inner::around(http.map_err(|error| Error::transport(error.into()))?);
+        let http = http.map_err(|error| Error::transport(error.into()))?;
+        let mut inner = Inner::around(&http);
         if let Some(seed) = self.seed {
             inner.reseed(seed);
         }
-        Ok(Client::from_inner(Inner {
-            transport: self.transport,
+        let inner = Inner {
             defaults,
             policy: Arc::new(self.policy),
             limiter,
@@ -238,7 +238,8 @@ impl ClientBuilder {
             headers_with: self.headers_with,
             observer: self.observer,
             ..inner
-        }))
+        };
+        Ok(Client::from_parts(http, self.in_place, inner))
     }
 
     fn limits(mut self, change: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Self {

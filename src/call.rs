@@ -9,11 +9,12 @@ use rand::Rng;
 use tokio::time::Instant;
 
 use crate::{
-    NonIdempotent, Policy, Verdict,
-    backoff::uniform,
+    Policy, Verdict,
     event::WaitCause,
-    headers::Hints,
+    headers::{Hints, asked_wait},
     history::{Attempt, History, Note, Stop, Waited},
+    pause::Bounds,
+    repeat::Repeat,
     sent::{Cause, SentState},
     verdict::{self, Answer, Evidence},
 };
@@ -32,19 +33,6 @@ pub(crate) enum Step {
     WaitUntil(Instant),
     /// The call is over.
     Return,
-}
-
-/// What makes a request safe to repeat, as it stands after redirects.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Repeat {
-    /// By its method, its preconditions, or the caller's word.
-    pub(crate) idempotent: bool,
-    /// It carries an idempotency key, which is good for so long.
-    pub(crate) key_lifetime: Option<Duration>,
-    /// A 409 means that another request with the key still runs.
-    pub(crate) retry_conflict: bool,
-    /// Its body can be sent again.
-    pub(crate) replayable: bool,
 }
 
 /// Where an answer points.
@@ -83,10 +71,14 @@ pub(crate) struct Call {
     asked_at: Instant,
     /// The first request on the wire: the lifetime of the key runs from here.
     first_sent: Option<Instant>,
+    /// The end of the key, where only the key makes the retry safe.
+    good_until: Option<Instant>,
     sent_at: Instant,
     waiting: Option<WaitCause>,
     waited: Waited,
     last_backoff: Option<Duration>,
+    /// The attempt as far as it got, while its next hop waits.
+    open: Option<Attempt>,
     history: History,
 }
 
@@ -112,10 +104,12 @@ impl Call {
             hop: false,
             asked_at: now,
             first_sent: None,
+            good_until: None,
             sent_at: now,
             waiting: None,
             waited: Waited::default(),
             last_backoff: None,
+            open: None,
             history: History::default(),
         }
     }
@@ -165,6 +159,17 @@ impl Call {
         self.stop(if self.is_late(now) { Stop::Deadline } else { Stop::NotSent });
     }
 
+    /// Whether the request may still go on the wire: grant, headers and a busy executor take time. If not, the call is
+    /// over.
+    pub(crate) fn may_send(&mut self, now: Instant) -> bool {
+        if self.is_late(now) {
+            self.stop(Stop::Deadline);
+        } else if self.good_until.is_some_and(|end| end <= now) {
+            self.stop(Stop::NotIdempotent);
+        }
+        !self.is_over()
+    }
+
     /// The request goes on the wire now.
     pub(crate) fn on_sent(&mut self, now: Instant) {
         self.first_sent.get_or_insert(now);
@@ -211,6 +216,16 @@ impl Call {
         }
     }
 
+    /// Whether an attempt of this call may have been executed.
+    pub(crate) fn may_have_run(&self) -> bool {
+        self.history.attempts().iter().any(|attempt| match (attempt.sent, attempt.status) {
+            (SentState::NotSent, _) => false,
+            // RFC 8470 §5.2, RFC 6585 §4.
+            (_, Some(status)) => !matches!(status.as_u16(), 425 | 429),
+            (_, None) => true,
+        })
+    }
+
     /// What the request that is next waited for the limiter.
     pub(crate) fn waited(&self) -> Duration {
         self.waited.limiter
@@ -246,6 +261,9 @@ impl Call {
     }
 
     fn stop(&mut self, stop: Stop) {
+        if let Some(open) = self.open.take() {
+            self.history.attempts.push(open);
+        }
         self.state = State::Over;
         self.history.stop = stop;
     }
@@ -263,21 +281,32 @@ impl Call {
 
     /// The attempt is complete.
     fn record(&mut self, outcome: &Outcome<'_>, now: Instant) {
-        let unknown = |attempt: &Attempt| attempt.sent == SentState::Unknown;
+        let unknown = |attempt: &Attempt| attempt.sent != SentState::NotSent && attempt.status.is_none();
         // RFC 9110 §13.1.1: the precondition may have failed because the earlier attempt was applied.
         if outcome.answer.status.is_some_and(|status| status.as_u16() == 412)
-            && self.history.attempts.iter().any(unknown)
+            && self.history.attempts().iter().any(unknown)
         {
             self.note(Note::MaybeApplied);
         }
-        self.history.attempts.push(Attempt {
+        let attempt = self.attempt(outcome, now);
+        self.history.attempts.push(attempt);
+        (self.open, self.waited) = (None, Waited::default());
+    }
+
+    fn attempt(&self, outcome: &Outcome<'_>, now: Instant) -> Attempt {
+        let sent = match outcome.answer.sent {
+            // An earlier hop of it was answered.
+            SentState::NotSent if self.hop => SentState::Unknown,
+            sent => sent,
+        };
+        Attempt {
             number: self.number,
             status: outcome.answer.status,
             error: outcome.answer.error,
-            waited: std::mem::take(&mut self.waited),
+            waited: self.waited,
             elapsed: now.saturating_duration_since(self.sent_at),
-            sent: outcome.answer.sent,
-        });
+            sent,
+        }
     }
 
     /// What the server asks for by this answer.
@@ -297,6 +326,7 @@ impl Call {
         let poll = outcome.onward == Onward::Poll;
         self.hop = true;
         self.waiting = None;
+        self.open = Some(self.attempt(outcome, now));
         let until = match (asked, poll) {
             (None, false) => Ok(now),
             _ => self.until(asked, false, (now, rng)),
@@ -329,44 +359,21 @@ impl Call {
     }
 
     fn may_retry(&self, outcome: &Outcome<'_>, verdict: Verdict) -> Result<(), Stop> {
-        let keyed = outcome.repeat.key_lifetime.is_some();
-        let safe = outcome.repeat.idempotent || keyed || self.may_repeat_unsafe(&outcome.answer, verdict);
-        if !safe {
-            Err(Stop::NotIdempotent)
-        } else if !outcome.repeat.replayable {
-            Err(Stop::NotReplayable)
-        } else if self.number >= self.policy.attempts() {
-            Err(Stop::MaxAttempts)
-        } else {
-            Ok(())
+        outcome.repeat.check(&outcome.answer, verdict, self.policy.non_idempotent())?;
+        if self.number < self.policy.attempts() { Ok(()) } else { Err(Stop::MaxAttempts) }
+    }
+
+    fn keeps_key(&mut self, outcome: &Outcome<'_>, verdict: Verdict, until: Instant) -> Result<Instant, Stop> {
+        let unkeyed = Repeat { key_lifetime: None, ..outcome.repeat };
+        let alone = unkeyed.check(&outcome.answer, verdict, self.policy.non_idempotent());
+        self.good_until = outcome.repeat.key_ends(self.first_sent).filter(|_| alone.is_err());
+        match self.good_until {
+            Some(end) if end <= until => alone.map(|()| until),
+            _ => Ok(until),
         }
     }
 
-    fn may_repeat_unsafe(&self, answer: &Answer<'_>, verdict: Verdict) -> bool {
-        let unsent = answer.sent == SentState::NotSent;
-        let refused = || {
-            let status = answer.status.map_or(0, |status| status.as_u16());
-            matches!(status, 425 | 429 | 503) || status == 403 && verdict.is_throttled()
-        };
-        match self.policy.non_idempotent() {
-            NonIdempotent::Never => false,
-            NonIdempotent::WhenUnsent => unsent,
-            NonIdempotent::WhenRefused => unsent || refused(),
-            NonIdempotent::Always => true,
-        }
-    }
-
-    /// No retry past the lifetime of the key: it would be executed afresh (standards §5.3).
-    fn keeps_key(&self, outcome: &Outcome<'_>, verdict: Verdict, until: Instant) -> Result<Instant, Stop> {
-        let Some(lifetime) = outcome.repeat.key_lifetime.filter(|_| !outcome.repeat.idempotent) else {
-            return Ok(until);
-        };
-        let end = self.first_sent.and_then(|first| first.checked_add(lifetime));
-        let dead = end.is_some_and(|end| end <= until) && !self.may_repeat_unsafe(&outcome.answer, verdict);
-        if dead { Err(Stop::NotIdempotent) } else { Ok(until) }
-    }
-
-    /// When to go on: the server's wait as a floor with jitter upward, else the backoff; or why not at all.
+    /// When to go on, or why not.
     fn until(
         &mut self,
         asked: Option<Duration>,
@@ -374,50 +381,107 @@ impl Call {
         (now, rng): (Instant, &mut dyn Rng),
     ) -> Result<Instant, Stop> {
         let backoff = self.policy.backoff_after(throttled);
-        let Some(floor) = asked else {
-            let wait = backoff.wait(self.number.saturating_sub(1), self.last_backoff, rng);
-            let until = self.in_time(now.checked_add(wait))?;
-            self.last_backoff = Some(wait);
-            self.waited.backoff = self.waited.backoff.saturating_add(wait);
-            self.waiting = Some(WaitCause::Backoff);
-            return Ok(until);
+        let bounds = Bounds { now, deadline: self.deadline, longest: self.policy.longest_wait() };
+        let pause = match asked {
+            Some(floor) => bounds.asked(floor, &backoff, rng)?,
+            None => bounds.backoff(&backoff, self.number.saturating_sub(1), self.last_backoff, rng)?,
         };
-        let floor_at = self.in_time(now.checked_add(floor))?;
-        if floor > self.policy.longest_wait() {
-            return Err(Stop::ServerWaitTooLong);
-        }
-        // Half of the room: a jitter that takes all of it leaves no time to send.
-        let room = self.deadline.map(|deadline| deadline.saturating_duration_since(floor_at) / 2);
-        let most = backoff.base().min(MOST_JITTER).min(room.unwrap_or(Duration::MAX));
-        let jitter = uniform(Duration::ZERO, most, rng);
-        self.waited.server = self.waited.server.saturating_add(floor).saturating_add(jitter);
-        self.waiting = Some(WaitCause::Server);
-        Ok(floor_at.checked_add(jitter).unwrap_or(floor_at))
-    }
-
-    fn in_time(&self, until: Option<Instant>) -> Result<Instant, Stop> {
-        match (until, self.deadline) {
-            (Some(until), Some(deadline)) if until < deadline => Ok(until),
-            (Some(until), None) => Ok(until),
-            (None, None) => Err(Stop::ServerWaitTooLong),
-            (_, Some(_)) => Err(Stop::Deadline),
-        }
+        let waited = match pause.cause {
+            WaitCause::Server => &mut self.waited.server,
+            WaitCause::Backoff => {
+                self.last_backoff = Some(pause.wait);
+                &mut self.waited.backoff
+            }
+        };
+        *waited = waited.saturating_add(pause.wait);
+        self.waiting = Some(pause.cause);
+        Ok(pause.until)
     }
 }
 
-/// The most that is added to a wait the server asked for: enough to spread clients, little against its wait.
-const MOST_JITTER: Duration = Duration::from_secs(5);
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, Method, StatusCode};
+    use rand::{SeedableRng, rngs::SmallRng};
 
-/// The wait a refusal asks for: Retry-After, else the longest reset of the quotas that are used up, else of those
-/// that tell no remaining.
-fn asked_wait(hints: &Hints) -> Option<Duration> {
-    let longest = |spent: bool| {
-        let quotas = hints.quotas.iter();
-        let matching = quotas.filter(|quota| match quota.remaining {
-            Some(remaining) => spent && remaining <= 0.0,
-            None => !spent,
-        });
-        matching.filter_map(|quota| quota.reset_after).max()
-    };
-    hints.retry_after.or_else(|| longest(true)).or_else(|| longest(false))
+    use super::*;
+    use crate::{Backoff, clock};
+
+    const SAFE: Repeat = Repeat { idempotent: true, key_lifetime: None, retry_conflict: false, replayable: true };
+    const KEYED: Repeat =
+        Repeat { idempotent: false, key_lifetime: Some(Duration::MAX), retry_conflict: false, replayable: true };
+    const BARE: Repeat = Repeat { idempotent: false, ..SAFE };
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn policy() -> Policy {
+        Policy::default().backoff(Backoff::constant(ms(50))).no_budget()
+    }
+
+    fn asked(wait: Duration) -> Hints {
+        Hints { retry_after: Some(wait), ..Hints::default() }
+    }
+
+    /// One attempt, answered at once; what the call does next.
+    fn answer(call: &mut Call, status: u16, hints: &Hints, repeat: Repeat, now: Instant) -> Step {
+        assert_eq!(call.next(now), Step::Acquire);
+        call.on_permit(now);
+        assert!(matches!(call.next(now), Step::Send(_)));
+        call.on_sent(now);
+        let answer = Answer {
+            method: &Method::GET,
+            status: StatusCode::from_u16(status).ok(),
+            headers: &HeaderMap::new(),
+            error: None,
+            sent: SentState::Sent,
+            attempt: 1,
+            word: None,
+        };
+        let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
+        let _ = call.on_result(&outcome, now, &mut SmallRng::seed_from_u64(1));
+        call.next(now)
+    }
+
+    #[track_caller]
+    fn check(policy: Policy, status: u16, hints: &Hints, repeat: Repeat, expected: Result<Duration, Stop>) {
+        let now = clock::now();
+        let mut call = Call::new(Arc::new(policy), None, now);
+        let step = answer(&mut call, status, hints, repeat, now);
+        let found = match step {
+            Step::WaitUntil(until) => Ok(until - now),
+            _ => Err(call.history().stop()),
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn the_first_reason_to_stop_is_told() {
+        let none = Hints::default();
+        check(policy(), 200, &none, SAFE, Err(Stop::Answered));
+        check(policy(), 404, &none, SAFE, Err(Stop::NotRetryable));
+        check(policy().max_attempts(1), 503, &none, Repeat { replayable: false, ..BARE }, Err(Stop::NotIdempotent));
+        check(policy().max_attempts(1), 503, &none, Repeat { replayable: false, ..SAFE }, Err(Stop::NotReplayable));
+        check(policy().max_attempts(1).deadline(ms(1)), 503, &none, SAFE, Err(Stop::MaxAttempts));
+        let hour = asked(Duration::from_secs(3600));
+        check(policy(), 503, &hour, SAFE, Err(Stop::Deadline));
+        check(policy().no_deadline(), 503, &hour, SAFE, Err(Stop::ServerWaitTooLong));
+        check(policy().no_deadline(), 429, &asked(Duration::MAX), SAFE, Err(Stop::ServerWaitTooLong));
+        check(policy(), 503, &none, SAFE, Ok(ms(50)));
+        check(policy(), 503, &none, KEYED, Ok(ms(50)));
+        check(policy(), 503, &asked(Duration::ZERO), SAFE, Ok(ms(50)));
+        check(policy().backoff(Backoff::none()), 429, &asked(ms(7)), SAFE, Ok(ms(7)));
+    }
+
+    #[test]
+    fn a_retry_pays_the_budget_and_a_throttle_does_not() {
+        let now = clock::now();
+        let budgeted = || Call::new(Arc::new(policy().budget(crate::RetryBudget::default())), None, now);
+        let mut call = budgeted();
+        assert_eq!(answer(&mut call, 500, &Hints::default(), SAFE, now), Step::Withdraw);
+        call.on_budget(false);
+        assert_eq!((call.next(now), call.history().stop()), (Step::Return, Stop::BudgetSpent));
+        assert!(matches!(answer(&mut budgeted(), 429, &Hints::default(), SAFE, now), Step::WaitUntil(_)));
+    }
 }

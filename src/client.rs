@@ -3,13 +3,14 @@
 use std::{
     fmt,
     future::Future,
+    hash::{BuildHasher, RandomState},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
 use http::{HeaderMap, Method};
-use rand::{SeedableRng, rngs::StdRng};
+use rand::{SeedableRng, rngs::SmallRng};
 use reqwest::{IntoUrl, Request, Response};
 
 use crate::{
@@ -19,9 +20,8 @@ use crate::{
     key_by::Credentials,
     outgoing::{HeadersWith, Options, Outgoing},
     run,
+    transport::Transport,
 };
-
-type Answered = Pin<Box<dyn Future<Output = Result<Response, BoxError>> + Send>>;
 
 /// An HTTP client that stays below the server's limit and retries only what is safe to repeat.
 ///
@@ -40,13 +40,13 @@ type Answered = Pin<Box<dyn Future<Output = Result<Response, BoxError>> + Send>>
 /// ```
 #[derive(Clone)]
 pub struct Client {
+    http: reqwest::Client,
+    in_place: Option<InPlace>,
     inner: Arc<Inner>,
 }
 
-/// What the clones of a client share.
+/// What the clones of a client, or of an adapter, share.
 pub(crate) struct Inner {
-    pub(crate) http: reqwest::Client,
-    pub(crate) transport: Option<Transport>,
     pub(crate) defaults: HeaderMap,
     pub(crate) policy: Arc<Policy>,
     pub(crate) limiter: Limiter,
@@ -54,16 +54,20 @@ pub(crate) struct Inner {
     pub(crate) scheme: KeyScheme,
     pub(crate) credentials: Credentials,
     pub(crate) redirects: u32,
+    /// Redirects and 202 are asked after; adapters leave both to what is beneath them.
+    pub(crate) follows: bool,
     /// The wrapped client adds headers of its own, which would go to any origin.
     pub(crate) bound: bool,
     pub(crate) headers_with: Option<HeadersWith>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) ledgers: Mutex<Ledgers>,
-    pub(crate) chance: Mutex<StdRng>,
+    pub(crate) chance: Mutex<SmallRng>,
 }
 
 /// What takes reqwest's place.
-pub(crate) type Transport = Arc<dyn Fn(Request) -> Answered + Send + Sync>;
+pub(crate) type InPlace = Arc<dyn Fn(Request) -> Answered + Send + Sync>;
+
+type Answered = Pin<Box<dyn Future<Output = Result<Response, BoxError>> + Send>>;
 
 /// Follows as many redirects as reqwest does.
 pub(crate) const REDIRECTS: u32 = 10;
@@ -115,7 +119,7 @@ impl Client {
 
     /// Any method. A URL that makes no sense is an error of `send()`.
     pub fn request<U: IntoUrl>(&self, method: Method, url: U) -> RequestBuilder {
-        RequestBuilder::new(self.clone(), self.inner.http.request(method, url))
+        RequestBuilder::new(self.clone(), self.http.request(method, url))
     }
 
     /// Sends a request of reqwest's.
@@ -139,7 +143,11 @@ impl Client {
             policy.check()?;
         }
         let request = Outgoing::new(&self.inner, request, options)?;
-        run::run(&self.inner, request).await
+        run::run(&self.inner, request, self).await
+    }
+
+    pub(crate) fn from_parts(http: reqwest::Client, in_place: Option<InPlace>, inner: Inner) -> Self {
+        Self { http, in_place, inner: Arc::new(inner) }
     }
 
     /// The header that idempotency keys go in.
@@ -187,23 +195,32 @@ impl Client {
         crate::key_by::key(&self.inner.key_by, &whole, &self.inner.credentials)
     }
 
-    pub(crate) fn from_inner(inner: Inner) -> Self {
-        Self { inner: Arc::new(inner) }
-    }
-
     pub(crate) fn http(&self) -> &reqwest::Client {
-        &self.inner.http
+        &self.http
+    }
+}
+
+impl Transport for &Client {
+    async fn send(&mut self, request: Request) -> Result<Response, BoxError> {
+        match &self.in_place {
+            None => self.http.execute(request).await.map_err(Into::into),
+            Some(in_place) => in_place(request).await,
+        }
     }
 }
 
 impl Inner {
     /// The defaults around a client of reqwest's.
-    pub(crate) fn around(http: reqwest::Client) -> Self {
+    pub(crate) fn around(http: &reqwest::Client) -> Self {
+        Self { bound: adds_headers(http), ..Self::new() }
+    }
+
+    /// The defaults.
+    pub(crate) fn new() -> Self {
         let scheme = KeyScheme::default();
         Self {
-            bound: adds_headers(&http),
-            http,
-            transport: None,
+            bound: false,
+            follows: true,
             defaults: HeaderMap::new(),
             policy: Arc::default(),
             limiter: Limiter::default(),
@@ -214,7 +231,7 @@ impl Inner {
             headers_with: None,
             observer: None,
             ledgers: Mutex::default(),
-            chance: Mutex::new(StdRng::from_rng(&mut rand::rng())),
+            chance: Mutex::new(SmallRng::seed_from_u64(any_seed())),
         }
     }
 
@@ -227,26 +244,41 @@ impl Inner {
     }
 
     pub(crate) fn reseed(&mut self, seed: u64) {
-        self.chance = Mutex::new(StdRng::seed_from_u64(seed));
+        self.chance = Mutex::new(SmallRng::seed_from_u64(seed));
     }
 
-    pub(crate) fn chance(&self) -> MutexGuard<'_, StdRng> {
+    pub(crate) fn chance(&self) -> MutexGuard<'_, SmallRng> {
         self.chance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// A seed of the system's randomness, good for jitter: std takes it for its hash maps.
+pub(crate) fn any_seed() -> u64 {
+    RandomState::new().hash_one(())
+}
+
 /// Whether the client was built with default headers besides `accept` and `user-agent`. reqwest inserts them in every
-/// send and has no accessor for them, so its `Debug` form is read; if that cannot be read they are there.
+/// send and has no accessor for them, so its `Debug` form is read; what cannot be read for certain is taken for a yes.
 fn adds_headers(http: &reqwest::Client) -> bool {
     let text = format!("{http:?}");
-    let Some((_, rest)) = text.split_once("default_headers: {") else {
+    let Some((_, headers)) = text.split_once("default_headers: {").filter(|(_, headers)| !headers.contains('\\'))
+    else {
         return true;
     };
-    let Some((headers, _)) = rest.split_once('}') else {
-        return true;
-    };
-    let mut names = headers.split('"').skip(1).step_by(4);
-    names.any(|name| name != "accept" && name != "user-agent")
+    // Without a backslash every second piece is a quoted one: a name, or, after a colon, a value.
+    let mut pieces = headers.split('"');
+    let mut between = pieces.next().unwrap_or_default();
+    while !between.contains('}') {
+        let Some(quoted) = pieces.next() else {
+            return true;
+        };
+        let is_name = !between.ends_with(": ");
+        if is_name && quoted != "accept" && quoted != "user-agent" {
+            return true;
+        }
+        between = pieces.next().unwrap_or_default();
+    }
+    false
 }
 
 impl Default for Client {
@@ -260,7 +292,8 @@ impl Default for Client {
 /// give its builder to [`ClientBuilder::http`], which does both.
 impl From<reqwest::Client> for Client {
     fn from(http: reqwest::Client) -> Self {
-        Self::from_inner(Inner::around(http))
+        let inner = Inner::around(&http);
+        Self::from_parts(http, None, inner)
     }
 }
 
@@ -310,7 +343,9 @@ mod tests {
             adds_headers(&http)
         };
         assert!(!with(&[]));
-        assert!(!with(&[("user-agent", "a\"b")]) || !with(&[("user-agent", "ab")]));
+        assert!(!with(&[("user-agent", "ab"), ("accept", "}: x")]));
+        assert!(with(&[("user-agent", "a}"), ("x-secret", "s")]));
+        assert!(with(&[("user-agent", "a\\"), ("x-secret", "s")]));
         assert!(with(&[("x-secret", "s")]));
         assert!(with(&[("user-agent", "a"), ("x-secret", "s")]));
     }

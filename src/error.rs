@@ -6,7 +6,7 @@ use http::StatusCode;
 use reqwest::Url;
 
 use crate::{
-    history::{History, Stop},
+    history::{Attempt, History, Stop},
     limit::Refused,
     sent::{self, Cause, SentState},
 };
@@ -113,8 +113,13 @@ impl Error {
         }
     }
 
-    /// How far the last attempt got.
+    /// How far the last attempt got, its redirects included.
     pub fn sent(&self) -> SentState {
+        self.0.history.attempts().last().map_or_else(|| self.at_last(), Attempt::sent)
+    }
+
+    /// How far the last request got.
+    fn at_last(&self) -> SentState {
         match self.0.kind {
             Kind::Failed(_, sent) => sent,
             _ => SentState::NotSent,

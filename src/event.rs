@@ -8,7 +8,7 @@ use http::StatusCode;
 use tokio::time::Instant;
 
 use crate::{
-    Key,
+    Key, clock,
     history::Stop,
     sent::{Cause, SentState},
     verdict::Verdict,
@@ -160,15 +160,18 @@ fn trace(event: &Event) {
         ($($fields:tt)*) => { tracing::debug!(target: "abide", $($fields)*) };
     }
     match event {
-        Event::Sent { key, attempt, waited } => debug!(?key, attempt, ?waited, "sent"),
+        Event::Sent { key, attempt, waited } => debug!(%key, attempt, ?waited, "sent"),
         Event::Answered { key, attempt, status, verdict, asked_wait } => {
-            debug!(?key, attempt, status = status.as_u16(), ?verdict, ?asked_wait, "answered");
+            debug!(%key, attempt, status = status.as_u16(), ?verdict, ?asked_wait, "answered");
         }
-        Event::Failed { key, attempt, cause, sent } => debug!(?key, attempt, %cause, ?sent, "failed"),
-        Event::Waiting { key, cause, until } => debug!(?key, ?cause, ?until, "waiting"),
-        Event::Redirected { key, status } => debug!(?key, status = status.as_u16(), "redirected"),
-        Event::Refused { key, retry_at } => debug!(?key, ?retry_at, "refused"),
-        Event::Ended { key, stop, attempts } => debug!(?key, ?stop, attempts, "ended"),
+        Event::Failed { key, attempt, cause, sent } => debug!(%key, attempt, %cause, ?sent, "failed"),
+        Event::Waiting { key, cause, until } => {
+            let wait = until.saturating_duration_since(clock::now());
+            debug!(%key, ?cause, ?wait, "waiting");
+        }
+        Event::Redirected { key, status } => debug!(%key, status = status.as_u16(), "redirected"),
+        Event::Refused { key, retry_at } => debug!(%key, ?retry_at, "refused"),
+        Event::Ended { key, stop, attempts } => debug!(%key, ?stop, attempts, "ended"),
     }
 }
 

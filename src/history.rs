@@ -40,7 +40,7 @@ pub enum Stop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Note {
-    /// A 412 after an attempt of unknown fate: that attempt may have been the one that changed the resource.
+    /// A 412 after an attempt that was sent and has no usable answer: that attempt may have been the one that changed the resource.
     MaybeApplied,
     /// The body is longer than the buffer, so it was neither classified nor retried.
     BufferLimit,
@@ -112,7 +112,7 @@ impl Attempt {
 /// ([`Error::history`](crate::Error::history)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    pub(crate) attempts: Vec<Attempt>,
+    pub(crate) attempts: Attempts,
     pub(crate) stop: Stop,
     pub(crate) asked_wait: Option<Duration>,
     pub(crate) notes: Vec<Note>,
@@ -121,11 +121,11 @@ pub struct History {
 impl History {
     /// Of what abide did not make.
     pub(crate) const EMPTY: &'static Self =
-        &Self { attempts: Vec::new(), stop: Stop::NotSent, asked_wait: None, notes: Vec::new() };
+        &Self { attempts: Attempts::NONE, stop: Stop::NotSent, asked_wait: None, notes: Vec::new() };
 
     /// The attempts that were sent, in order.
     pub fn attempts(&self) -> &[Attempt] {
-        &self.attempts
+        self.attempts.all()
     }
 
     /// Why the call came to an end.
@@ -145,7 +145,29 @@ impl History {
 
     /// All waits before the attempts.
     pub fn waited(&self) -> Duration {
-        self.attempts.iter().fold(Duration::ZERO, |sum, attempt| sum.saturating_add(attempt.waited.total()))
+        self.attempts().iter().fold(Duration::ZERO, |sum, attempt| sum.saturating_add(attempt.waited.total()))
+    }
+}
+
+/// Attempts in order; most calls have one, which needs no allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Attempts {
+    only: Option<Attempt>,
+    several: Vec<Attempt>,
+}
+
+impl Attempts {
+    const NONE: Self = Self { only: None, several: Vec::new() };
+
+    pub(crate) fn push(&mut self, attempt: Attempt) {
+        match self.only.take() {
+            None if self.several.is_empty() => self.only = Some(attempt),
+            first => self.several.extend(first.into_iter().chain([attempt])),
+        }
+    }
+
+    pub(crate) fn all(&self) -> &[Attempt] {
+        if self.several.is_empty() { self.only.as_slice() } else { &self.several }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::Error;
 
@@ -92,7 +92,7 @@ impl KeyScheme {
 
     /// The header's value for a key of the caller's; marked sensitive.
     pub(crate) fn value(&self, key: &str) -> Result<HeaderValue, Error> {
-        if key.is_empty() {
+        if key.trim_ascii().is_empty() {
             return Err(Error::builder("idempotency key must not be empty"));
         }
         if !key.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
@@ -106,6 +106,18 @@ impl KeyScheme {
             value.map_err(|error| Error::builder("idempotency key must be printable ASCII").with_source(error))?;
         value.set_sensitive(true);
         Ok(value)
+    }
+
+    /// The key that a request carries.
+    pub(crate) fn key_of(&self, headers: &HeaderMap) -> Result<Option<HeaderValue>, Error> {
+        let mut values = headers.get_all(&self.name).iter();
+        match (values.next(), values.next()) {
+            (Some(value), None) if value.as_bytes().trim_ascii().is_empty() => {
+                Err(Error::builder("idempotency key must not be empty"))
+            }
+            (_, Some(_)) => Err(Error::builder("idempotency key must be one header, not several")),
+            (value, None) => Ok(value.cloned()),
+        }
     }
 
     /// A new key, 122 bits of the system's randomness.
@@ -139,7 +151,7 @@ mod tests {
         assert_eq!(raw.value("a-1").unwrap(), "a-1");
         assert_eq!(quoted.value(r#"a"\b"#).unwrap(), r#""a\"\\b""#);
         assert!(raw.value("a").unwrap().is_sensitive());
-        for bad in ["", "ä", "a\nb"] {
+        for bad in ["", "  ", "ä", "a\nb"] {
             assert!(raw.value(bad).unwrap_err().is_builder());
         }
         assert_eq!(raw.fresh().unwrap().len(), 36);

@@ -7,6 +7,7 @@ use http::{
     header::{AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION},
 };
 use reqwest::{Request, Url};
+use url::Position;
 
 use crate::Key;
 
@@ -94,14 +95,14 @@ pub(crate) fn key(by: &KeyBy, request: &Request, credentials: &Credentials) -> K
     match &by.0 {
         By::Client => Key::from(""),
         By::With(key) => key(request),
-        By::Origin => by_origin(request.url(), |_| {}),
+        By::Origin => by_origin(request.url()),
         By::OriginAndCredential => {
             let mut found = credentials.of(request.headers());
             match (found.next(), found.next()) {
-                (None, _) => by_origin(request.url(), |_| {}),
-                (Some(only), None) => by_origin(request.url(), |text| write(text, only)),
+                (None, _) => by_origin(request.url()),
+                (Some(only), None) => by_both(request.url(), |text| write(text, only)),
                 // In one order, whatever order they were set in.
-                _ => by_origin(request.url(), |text| {
+                _ => by_both(request.url(), |text| {
                     let mut found: Vec<_> = credentials.of(request.headers()).collect();
                     found.sort_by_key(|(name, value)| (name.as_str(), value.as_bytes()));
                     found.into_iter().for_each(|pair| write(text, pair));
@@ -111,18 +112,27 @@ pub(crate) fn key(by: &KeyBy, request: &Request, credentials: &Credentials) -> K
     }
 }
 
-fn by_origin(url: &Url, credentials: impl FnOnce(&mut String)) -> Key {
-    // Without user name and password what stands before the path is the origin; default ports are not written out.
+fn by_origin(url: &Url) -> Key {
+    match origin(url) {
+        Some(origin) => Key::from(origin),
+        None => by_both(url, |_| {}),
+    }
+}
+
+fn by_both(url: &Url, credentials: impl FnOnce(&mut String)) -> Key {
     let mut text = String::with_capacity(128);
-    text.push_str(url.scheme());
-    text.push_str("://");
-    text.push_str(url.host_str().unwrap_or_default());
-    if let Some(port) = url.port() {
-        text.push(':');
-        text.push_str(&port.to_string());
+    match origin(url) {
+        Some(origin) => text.push_str(origin),
+        None => text.push_str(&url.origin().ascii_serialization()),
     }
     credentials(&mut text);
     Key::from(text)
+}
+
+/// What stands before the path, if there is no user name or password in it; a default port is never written out.
+fn origin(url: &Url) -> Option<&str> {
+    let plain = url.username().is_empty() && url.password().is_none();
+    plain.then(|| &url[..Position::BeforePath])
 }
 
 /// Bytes that are no text are kept apart as Latin-1.

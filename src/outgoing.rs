@@ -7,7 +7,7 @@ use http::{
     HeaderMap, HeaderValue, Method,
     header::{
         ACCEPT, ACCEPT_LANGUAGE, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_TYPE,
-        HOST, IF_MATCH, IF_UNMODIFIED_SINCE, TRANSFER_ENCODING, USER_AGENT,
+        HOST, IF_MATCH, IF_UNMODIFIED_SINCE, SET_COOKIE, TRANSFER_ENCODING, USER_AGENT,
     },
 };
 use http_body_util::BodyExt;
@@ -15,12 +15,13 @@ use reqwest::{Body, Request, Response, Url};
 
 use crate::{
     Error, Key, Policy, Unit,
-    call::{Onward, Repeat},
+    call::{Call, Onward},
     client::Inner,
     error::BoxError,
     headers::Hints,
     key_by::{self, same_origin},
     redirect::{self, Hop},
+    repeat::Repeat,
 };
 
 pub(crate) type HeadersWith =
@@ -124,7 +125,7 @@ impl Outgoing {
             (None, false) => Payload::Shared,
         };
         let key = options.key.unwrap_or_else(|| key_by::key(&client.key_by, &template, &client.credentials));
-        let keyed = template.headers().get(name).cloned();
+        let keyed = client.scheme.key_of(template.headers())?;
         Ok(Self { template, payload, options, key, keyed, home: true, hops: 0, polling: false, visited: Vec::new() })
     }
 
@@ -181,6 +182,12 @@ impl Outgoing {
         Ok(())
     }
 
+    #[cfg(any(feature = "tower", feature = "middleware"))]
+    /// The body is with the transport, which has it only once.
+    pub(crate) fn is_sent_once(&mut self) {
+        self.payload = Payload::Once(Some(Body::default()));
+    }
+
     /// The request of the next attempt or hop. A stream goes with it for good.
     pub(crate) fn wire(&mut self) -> Request {
         // The template never holds a stream, so it can always be cloned.
@@ -215,11 +222,11 @@ impl Outgoing {
         response: &Response,
         hints: &Hints,
         client: &Inner,
-        policy: &Policy,
+        call: &Call,
     ) -> (Onward, Option<Hop>) {
         let status = response.status();
-        let polls = status.as_u16() == 202 && policy.polls();
-        if !status.is_redirection() && !polls {
+        let polls = status.as_u16() == 202 && call.policy().polls();
+        if !client.follows || !status.is_redirection() && !polls {
             return (Onward::No, None);
         }
         let from = redirect::From {
@@ -229,6 +236,8 @@ impl Outgoing {
             left: client.redirects.saturating_sub(self.hops),
             visited: &self.visited,
             leaves: !client.bound,
+            unkeyed: !call.may_have_run() || self.repeat(client).goes_unkeyed(call.policy().non_idempotent()),
+            sets_cookie: cfg!(feature = "cookies") && response.headers().contains_key(SET_COOKIE),
         };
         if polls {
             redirect::poll(response.headers(), hints, self.polling, from)

@@ -28,6 +28,10 @@ pub(crate) struct From<'a> {
     pub(crate) visited: &'a [(Method, Url)],
     /// Another origin may be asked.
     pub(crate) leaves: bool,
+    /// It may be executed again without its key, or was not executed yet.
+    pub(crate) unkeyed: bool,
+    /// The answer sets a cookie, so that the same question may have another answer.
+    pub(crate) sets_cookie: bool,
 }
 
 /// Where a redirect points.
@@ -85,15 +89,23 @@ fn rewritten(status: StatusCode, method: &Method) -> (Method, bool) {
 fn is_taken(hop: &Hop, from: From<'_>) -> bool {
     let downgrade = from.url.scheme() == "https" && hop.url.scheme() != "https";
     let again = |(method, url): &(Method, Url)| *method == hop.method && *url == hop.url;
-    let loops = again(&(from.method.clone(), from.url.clone())) || from.visited.iter().any(again);
+    let loops =
+        !from.sets_cookie && (again(&(from.method.clone(), from.url.clone())) || from.visited.iter().any(again));
     let sendable = !hop.keeps_body || from.replayable;
-    let allowed = from.leaves || same_origin(&hop.url, from.url);
-    from.left > 0 && !downgrade && !loops && sendable && allowed && is_clean(&hop.url)
+    // The key stays on its origin, so that elsewhere the method would be executed a second time.
+    let unkeyed = from.unkeyed || hop.method != *from.method;
+    let allowed = from.leaves && unkeyed || same_origin(&hop.url, from.url);
+    from.left > 0 && !downgrade && !loops && sendable && allowed && (is_clean(&hop.url) || is_own(&hop.url, from.url))
 }
 
 fn is_clean(url: &Url) -> bool {
     // RFC 9110 §4.2.4: a user name in a Location is not to be trusted.
     matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none()
+}
+
+/// The user name is the caller's own: a relative Location keeps it.
+fn is_own(url: &Url, from: &Url) -> bool {
+    same_origin(url, from) && url.username() == from.username() && url.password() == from.password()
 }
 
 #[cfg(test)]
@@ -107,7 +119,16 @@ mod tests {
         let url = Url::parse("https://h/a?q#f").unwrap();
         let method = Method::from_bytes(method.as_bytes()).unwrap();
         let visited = [(Method::GET, Url::parse("https://h/seen").unwrap())];
-        let from = From { method: &method, url: &url, replayable: true, left: 1, visited: &visited, leaves: true };
+        let from = From {
+            method: &method,
+            url: &url,
+            replayable: true,
+            left: 1,
+            visited: &visited,
+            leaves: true,
+            unkeyed: true,
+            sets_cookie: false,
+        };
         let headers = HeaderMap::from_iter([(header::LOCATION, HeaderValue::from_static(location))]);
         let (_, hop) = redirect(StatusCode::from_u16(status).unwrap(), &headers, from);
         let found = hop.as_ref().map(|hop| (hop.method.as_str(), hop.url.as_str(), hop.keeps_body));

@@ -7,7 +7,10 @@
 //! | the share of retries | `budget.rs`, by [`Wire::withdraw`] |
 //! | one request on the wire, and what its answer says | [`Wire::send`] |
 
+use std::future::Future;
+
 use reqwest::Response;
+use tracing::{Instrument, Span};
 
 use crate::{
     Error,
@@ -15,17 +18,28 @@ use crate::{
     client::Inner,
     clock,
     outgoing::Outgoing,
+    telemetry,
+    transport::Transport,
     wire::Wire,
 };
 
-/// Drives the call to its end.
+/// Drives the call to its end, in a span of its own.
 ///
 /// # Cancel safety
 /// Dropping the future at any await gives back permit, slot and retry budget.
-pub(crate) async fn run(client: &Inner, request: Outgoing) -> Result<Response, Error> {
+pub(crate) fn run<'a, T: Transport + 'a>(
+    client: &'a Inner,
+    request: Outgoing,
+    transport: T,
+) -> impl Future<Output = Result<Response, Error>> + Send + 'a {
+    let span = telemetry::call(request.key);
+    drive(client, request, transport, span.clone()).instrument(span)
+}
+
+async fn drive(client: &Inner, request: Outgoing, transport: impl Transport, span: Span) -> Result<Response, Error> {
     let policy = request.options.policy.as_ref().unwrap_or(&client.policy);
     let mut call = Call::new(policy.clone(), request.options.deadline, clock::now());
-    let mut wire = Wire::new(client, request, &call);
+    let mut wire = Wire::new(client, request, (transport, span), &call);
     loop {
         match call.next(clock::now()) {
             Step::Acquire => wire.acquire(&mut call).await,

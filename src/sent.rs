@@ -85,6 +85,9 @@ pub(crate) fn read(error: &(dyn StdError + 'static)) -> (Cause, SentState) {
     if let Some(error) = find(error, &mut |error| error.downcast_ref::<reqwest::Error>().map(of_reqwest)).flatten() {
         return error;
     }
+    if let Some(found) = find(error, &mut of_legacy) {
+        return found;
+    }
     match find(error, &mut |error| of_stream(error).or_else(|| of_connection(error))) {
         Some(found) => found,
         None if is_refused(error) => (Cause::Connect, NotSent),
@@ -110,6 +113,19 @@ fn of_reqwest(error: &reqwest::Error) -> Option<(Cause, SentState)> {
         return None;
     };
     Some(found)
+}
+
+/// hyper-util's own client, beneath a layer: whether it had a connection.
+#[cfg(feature = "tower")]
+fn of_legacy(error: &(dyn StdError + 'static)) -> Option<(Cause, SentState)> {
+    let error = error.downcast_ref::<hyper_util::client::legacy::Error>().filter(|error| error.is_connect())?;
+    let tls = find(error, &mut is_tls).is_some();
+    Some((if tls { Cause::Tls } else { Cause::Connect }, SentState::NotSent))
+}
+
+#[cfg(not(feature = "tower"))]
+fn of_legacy(_: &(dyn StdError + 'static)) -> Option<(Cause, SentState)> {
+    None
 }
 
 #[cfg(feature = "http2")]

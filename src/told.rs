@@ -31,6 +31,11 @@ pub(crate) fn to_limiter(response: &Response, hints: Hints, verdict: Verdict, ho
     Some(told)
 }
 
+/// The same for an answer whose body broke: its head was a refusal, or named a wait.
+pub(crate) fn broken_to_limiter(hints: &Hints) -> Option<&Hints> {
+    Some(hints).filter(|hints| hints.refused || hints.retry_after.is_some_and(|wait| !wait.is_zero()))
+}
+
 /// Whether the wait of an accepted answer is for the key: on a redirect, or on a success that also tells a quota that
 /// is used up. 201 and 202 speak of their own resource; some services send a wait with every good answer.
 fn pauses(status: StatusCode, hints: &Hints) -> bool {

@@ -57,6 +57,8 @@ pub struct Answer<'a> {
     pub(crate) error: Option<Cause>,
     pub(crate) sent: SentState,
     pub(crate) attempt: u32,
+    /// What a classifier beneath an adapter said.
+    pub(crate) word: Option<Verdict>,
 }
 
 impl<'a> Answer<'a> {
@@ -143,7 +145,19 @@ pub(crate) fn of(evidence: &Evidence<'_>, policy: &Policy) -> Verdict {
     let answer = &evidence.answer;
     let by_body = || policy.by_body(answer.status?, answer.headers, evidence.body?);
     let by_head = || policy.classifier()?.classify(answer);
-    by_body().or_else(by_head).unwrap_or_else(|| by_default(evidence, policy))
+    by_body().or_else(by_head).unwrap_or_else(|| by_word(evidence, policy))
+}
+
+/// The word of an adapter's classifier, which knows failures but no throttles.
+fn by_word(evidence: &Evidence<'_>, policy: &Policy) -> Verdict {
+    let by_default = by_default(evidence, policy);
+    match evidence.answer.word {
+        None => by_default,
+        Some(Verdict::Retry) if by_default.is_throttled() => by_default,
+        // It was asked about the head; the body broke later.
+        Some(Verdict::Accept) if evidence.answer.status.is_none() => by_default,
+        Some(word) => word,
+    }
 }
 
 fn by_default(evidence: &Evidence<'_>, policy: &Policy) -> Verdict {
@@ -230,21 +244,18 @@ mod tests {
             error: None,
             sent: SentState::Sent,
             attempt: 1,
+            word: None,
         };
         let evidence = Evidence { answer, hints, body: body.map(str::as_bytes), retry_conflict: false };
         assert_eq!(of(&evidence, policy), expected, "{status}");
     }
 
     fn wait(seconds: u64) -> Hints {
-        let mut hints = Hints::default();
-        hints.retry_after = Some(Duration::from_secs(seconds));
-        hints
+        Hints { retry_after: Some(Duration::from_secs(seconds)), ..Hints::default() }
     }
 
     fn word(should_retry: bool) -> Hints {
-        let mut hints = Hints::default();
-        hints.should_retry = Some(should_retry);
-        hints
+        Hints { should_retry: Some(should_retry), ..Hints::default() }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use http::HeaderMap;
 use rand::{Rng, TryRng};
 use reqwest::{Request, Response};
 use tokio::time::Instant;
+use tracing::Span;
 
 use crate::{
     Error, Key, Verdict,
@@ -20,19 +21,25 @@ use crate::{
     outgoing::Outgoing,
     redirect::Hop,
     sent::{Cause, SentState},
+    telemetry::{self, Sending},
     told,
+    transport::Transport,
     verdict::Answer,
 };
 
 /// The driver's hands.
-pub(crate) struct Wire<'a> {
+pub(crate) struct Wire<'a, T> {
     client: &'a Inner,
+    transport: T,
     request: Outgoing,
     permit: Option<Permit>,
     withdrawal: Option<Withdrawal<'a>>,
     /// What the call ends with if nothing better comes; a response stays whole until the next commit.
     last: Option<Result<Response, Error>>,
     hop: Option<Hop>,
+    /// Requests on the wire so far.
+    sent: u32,
+    span: Span,
 }
 
 /// A head, and what of the body was needed.
@@ -52,12 +59,12 @@ const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 /// What of an error body is read for a wait that the head does not name: architecture «Retries».
 const ERROR_BODY: (usize, Duration) = (16 * 1024, Duration::from_millis(250));
 
-impl<'a> Wire<'a> {
-    pub(crate) fn new(client: &'a Inner, request: Outgoing, call: &Call) -> Self {
+impl<'a, T: Transport> Wire<'a, T> {
+    pub(crate) fn new(client: &'a Inner, request: Outgoing, (transport, span): (T, Span), call: &Call) -> Self {
         if let Some(budget) = call.policy().retry_budget() {
             client.ledgers().deposit(request.key, budget, clock::now());
         }
-        Self { client, request, permit: None, withdrawal: None, last: None, hop: None }
+        Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None, sent: 0, span }
     }
 
     /// Waits for a permit.
@@ -110,7 +117,12 @@ impl<'a> Wire<'a> {
     pub(crate) async fn send(&mut self, call: &mut Call, number: u32) {
         let prepared = clock::before(call.deadline(), self.prepare(number)).await;
         let request = match prepared.unwrap_or_else(|| Err(Error::cut(Cause::Deadline, SentState::NotSent))) {
-            Ok(request) => request,
+            Ok(request) if call.may_send(clock::now()) => request,
+            Ok(_) => {
+                self.permit = None;
+                self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
+                return;
+            }
             Err(error) => return self.unsent(call, error),
         };
         self.commit(call, number);
@@ -121,20 +133,21 @@ impl<'a> Wire<'a> {
     }
 
     /// The end: the last response with its history, else the error with it.
-    pub(crate) fn finish(self, call: Call) -> Result<Response, Error> {
+    pub(crate) fn finish(mut self, call: Call) -> Result<Response, Error> {
         let history = call.into_history();
         let (key, stop, attempts) = (self.request.key, history.stop(), history.attempts().len());
         emit(self.client.observer(), || Event::Ended { key, stop, attempts });
-        match self.last {
-            Some(Ok(mut response)) => {
+        let late = || Err(Error::cut(Cause::Deadline, SentState::NotSent).with_url(self.request.url()));
+        let result = self.last.take().unwrap_or_else(late);
+        telemetry::ended(&self.span, self.request.url().host_str(), &history, &result);
+        #[cfg(feature = "metrics")]
+        crate::metrics::limits(self.request.url().host_str().unwrap_or_default(), &self.client.limiter, &key);
+        match result {
+            Ok(mut response) => {
                 response.extensions_mut().insert(history);
                 Ok(response)
             }
-            Some(Err(error)) => Err(error.with_history(history)),
-            None => {
-                let error = Error::cut(Cause::Deadline, SentState::NotSent);
-                Err(error.with_url(self.request.url()).with_history(history))
-            }
+            Err(error) => Err(error.with_history(history)),
         }
     }
 
@@ -142,6 +155,7 @@ impl<'a> Wire<'a> {
     async fn prepare(&mut self, number: u32) -> Result<Request, Error> {
         let client = self.client;
         self.request.collect().await?;
+        self.transport.ready().await.map_err(Error::transport)?;
         let mut fresh = HeaderMap::new();
         if self.request.is_home() {
             for headers_with in [&client.headers_with, &self.request.options.headers_with].into_iter().flatten() {
@@ -187,15 +201,25 @@ impl<'a> Wire<'a> {
     /// One request on the wire: the head, and as much of the body as the verdict needs.
     async fn exchange(&mut self, call: &mut Call, request: Request) -> Result<Head, (Error, Hints)> {
         let (until, cause) = call.cut(clock::now());
-        let response = match clock::before(until, transport(self.client, request)).await {
-            Some(Ok(response)) => response,
-            Some(Err(error)) => return Err((Error::transport(error), Hints::default())),
-            None => return Err((Error::cut(cause, SentState::Unknown), Hints::default())),
+        let sending = Sending::start(&request, self.sent);
+        self.sent = self.sent.saturating_add(1);
+        let sent = clock::before(until, sending.within(self.transport.send(request))).await;
+        let result = match sent {
+            Some(result) => result.map_err(Error::transport),
+            None => Err(Error::cut(cause, SentState::Unknown)),
+        };
+        let response = match result {
+            Ok(response) => response,
+            Err(error) => {
+                sending.failed(&error);
+                return Err((error, Hints::default()));
+            }
         };
         let received = clock::now();
+        sending.answered(&response, received);
         let wall = clock::wall();
         let hints = headers::read(response.status(), response.headers(), None, wall);
-        let (onward, hop) = self.request.onward(&response, &hints, self.client, call.policy());
+        let (onward, hop) = self.request.onward(&response, &hints, self.client, call);
         let mut head = Head { response, hints, body: None, received, onward, hop, long: false };
         let limit = self.request.options.buffered.max(call.policy().body_limit());
         if let (Some(limit), Onward::No) = (limit, onward) {
@@ -229,6 +253,7 @@ impl<'a> Wire<'a> {
             error: None,
             sent: SentState::Sent,
             attempt: number,
+            word: self.transport.word(),
         };
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints: &head.hints, body: head.body.as_deref(), onward: head.onward, repeat };
@@ -256,6 +281,7 @@ impl<'a> Wire<'a> {
             error: Some(cause),
             sent,
             attempt: number,
+            word: self.transport.word(),
         };
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
@@ -263,7 +289,9 @@ impl<'a> Wire<'a> {
         self.request.options.escort.iter().for_each(|escort| escort.landed(false));
         let key = self.request.key;
         emit(self.client.observer(), || Event::Failed { key, attempt: number, cause, sent });
-        self.permit = None;
+        if let (Some(mut permit), Some(hints)) = (self.permit.take(), told::broken_to_limiter(hints)) {
+            permit.observe(hints);
+        }
         self.last = Some(Err(error.with_url(self.request.url())));
         self.tell_wait(call);
     }
@@ -278,12 +306,15 @@ impl<'a> Wire<'a> {
             }));
             return;
         }
+        let status = response.status();
         let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
         let (taken, _) = body::read(response, DRAIN.0, until).await;
         self.permit = None;
         self.last = Some(Ok(taken.into_response()));
         if let Some(hop) = self.hop.take().filter(|_| verdict == Verdict::Accept) {
             self.request.follow(hop, self.client);
+            let key = self.request.key;
+            emit(self.client.observer(), || Event::Redirected { key, status });
         }
         self.tell_wait(call);
     }
@@ -292,9 +323,6 @@ impl<'a> Wire<'a> {
         let (key, status) = (self.request.key, head.response.status());
         let asked_wait = call.history().asked_wait();
         emit(self.client.observer(), || Event::Answered { key, attempt: number, status, verdict, asked_wait });
-        if head.hop.is_some() && !call.is_over() {
-            emit(self.client.observer(), || Event::Redirected { key, status });
-        }
     }
 
     fn tell_wait(&self, call: &Call) {
@@ -302,13 +330,6 @@ impl<'a> Wire<'a> {
             let key = self.request.key;
             emit(self.client.observer(), || Event::Waiting { key, cause, until });
         }
-    }
-}
-
-async fn transport(client: &Inner, request: Request) -> Result<Response, crate::error::BoxError> {
-    match &client.transport {
-        None => client.http.execute(request).await.map_err(Into::into),
-        Some(transport) => transport(request).await,
     }
 }
 

@@ -20,11 +20,12 @@ pub(super) fn quotas<'h>(mut fields: Vec<Field<'h>>, mut found: Drafts<'h>, cloc
     let response = Response {
         fields,
         clock,
-        plain_family: fields.iter().any(|field| field.vendor.is_empty() && field.counts_in_family()),
+        plain_family: fields.iter().any(|field| !field.vendor.is_empty())
+            && fields.iter().any(|field| field.vendor.is_empty() && field.counts_in_family()),
         renewal: fields.iter().any(|field| field.role == Role::Window { renewal: true } && !field.name.is_empty()),
     };
     for (index, head) in fields.iter().enumerate() {
-        if !fields.iter().take(index).any(|earlier| earlier.same_quota(head)) {
+        if !fields.iter().take(index).any(|earlier| earlier.group == head.group) {
             Group { response: &response, head }.read(&mut found);
         }
     }
@@ -42,7 +43,7 @@ fn drop_oversized(fields: &mut Vec<Field<'_>>) {
         return;
     }
     let oversized = |field: &Field<'_>| {
-        let same = fields.iter().filter(|other| other.role == field.role && other.same_quota(field));
+        let same = fields.iter().filter(|other| other.role == field.role && other.group == field.group);
         ratelimit::oversized(same.map(|other| other.value))
     };
     if fields.iter().any(oversized) {
@@ -87,7 +88,7 @@ impl<'h> Group<'_, 'h> {
     }
 
     fn fields(&self) -> impl Iterator<Item = &Field<'h>> {
-        self.response.fields.iter().filter(|field| field.same_quota(self.head))
+        self.response.fields.iter().filter(|field| field.group == self.head.group)
     }
 
     fn lines(&self, wanted: impl Fn(Role) -> bool) -> impl Iterator<Item = &'h [u8]> {
@@ -250,10 +251,7 @@ impl<'h> Group<'_, 'h> {
             let mut fields = self.fields().filter(move |field| field.role == Role::Reset { relative });
             fields.find_map(|field| {
                 let plain = if field.millis || azure { Plain::Millis } else { Plain::Seconds };
-                value::reset(field.value, self.response.clock, plain).or_else(|| {
-                    let parts = value::parts(field.value, b',').take(ratelimit::MAX_MEMBERS);
-                    parts.filter_map(|part| value::reset(part, self.response.clock, plain)).max()
-                })
+                value::longest(field.value, |text| value::reset(text, self.response.clock, plain))
             })
         };
         read(true).or_else(|| read(false))
@@ -270,7 +268,7 @@ impl<'h> Group<'_, 'h> {
     fn describe(&self, hint: &mut QuotaHint) {
         self.name(hint);
         let name = hint.name.as_deref().unwrap_or_default();
-        if hint.unit == Unit::Requests {
+        if hint.unit == Unit::Requests && !name.is_empty() {
             hint.unit = unit_of(name);
         }
         hint.window =
@@ -372,6 +370,9 @@ fn name_the_nameless(fields: &[Field<'_>], found: &mut Drafts<'_>) {
         for hint in found.nameless(field.prefix) {
             hint.partition = hint.partition.take().or_else(|| value::text(field.value));
         }
+    }
+    if !fields.iter().any(|field| matches!(field.role, Role::Naming(_))) {
+        return;
     }
     for rank in 0..=6 {
         for field in fields.iter().filter(|field| field.role == Role::Naming(rank)) {

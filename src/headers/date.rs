@@ -20,24 +20,24 @@ const NANOS_PER_SECOND: i128 = 1_000_000_000;
 #[derive(Debug)]
 pub(super) struct Clock<'h> {
     headers: Option<&'h HeaderMap>,
-    received: i128,
+    received: SystemTime,
     now: Cell<Option<i128>>,
 }
 
 impl<'h> Clock<'h> {
     pub(super) fn new(headers: &'h HeaderMap, received: SystemTime) -> Self {
-        Self { headers: Some(headers), received: unix_nanos(received), now: Cell::new(None) }
+        Self { headers: Some(headers), received, now: Cell::new(None) }
     }
 
     /// One that stands at receipt.
     fn at_receipt(&self) -> Self {
-        Self { headers: None, received: self.received, now: Cell::new(Some(self.received)) }
+        Self { headers: None, received: self.received, now: Cell::new(None) }
     }
 
     /// Unix time in nanoseconds; read once, and only when a date was found.
     pub(super) fn now(&self) -> i128 {
         self.now.get().unwrap_or_else(|| {
-            let now = self.server_now().unwrap_or(self.received);
+            let now = self.server_now().unwrap_or_else(|| unix_nanos(self.received));
             self.now.set(Some(now));
             now
         })
@@ -68,6 +68,9 @@ fn unix_nanos(time: SystemTime) -> i128 {
 /// An HTTP-date of RFC 9110 §5.6.7 in nanoseconds of Unix time. A one-digit day, the zone `UTC` and second 60 are
 /// tolerated; a wrong weekday is not.
 pub(super) fn http_date(text: &[u8], clock: &Clock<'_>) -> Option<i128> {
+    if let Some(nanos) = imf_fixdate(text) {
+        return Some(nanos);
+    }
     let text = std::str::from_utf8(text).ok().filter(|text| text.is_ascii() && text.len() <= 64)?;
     // httpdate's pivot of a two-digit year is fixed; RFC 9110's is 50 years from now.
     let strict = if text.contains('-') { None } else { httpdate::parse_http_date(text).ok() };
@@ -75,6 +78,41 @@ pub(super) fn http_date(text: &[u8], clock: &Clock<'_>) -> Option<i128> {
         Some(time) => Some(unix_nanos(time)),
         None => tolerant(text, clock),
     }
+}
+
+/// The form that nearly all servers send, read in place; whatever is odd about it is left to the other readers.
+fn imf_fixdate(text: &[u8]) -> Option<i128> {
+    let [w1, w2, w3, b',', b' ', d1, d2, b' ', m1, m2, m3, b' ', year @ .., b' ', b'G', b'M', b'T'] = text else {
+        return None;
+    };
+    let [y1, y2, y3, y4, b' ', h1, h2, b':', n1, n2, b':', s1, s2] = year else { return None };
+    let number = |text: &[u8]| digits(text).and_then(|value| i64::try_from(value).ok());
+    let (day, year) = (number(&[*d1, *d2])?, number(&[*y1, *y2, *y3, *y4])?);
+    let (hour, minute, second) = (number(&[*h1, *h2])?, number(&[*n1, *n2])?, number(&[*s1, *s2])?);
+    let month = i64::try_from(month_number(&[*m1, *m2, *m3])?).ok()?;
+    // The days that every month has; the last ones are left to a calendar.
+    if !(1..=28).contains(&day) || year < 1970 || hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    let days = unix_days(year, month, day)?;
+    // 1 January 1970 was a Thursday.
+    let weekday = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"].get(usize::try_from(days.checked_rem(7)?).ok()?)?;
+    if weekday.as_bytes() != [*w1, *w2, *w3] {
+        return None;
+    }
+    let hours = days.checked_mul(24)?.checked_add(hour)?;
+    let seconds = hours.checked_mul(60)?.checked_add(minute)?.checked_mul(60)?.checked_add(second)?;
+    i128::from(seconds).checked_mul(NANOS_PER_SECOND)
+}
+
+/// Days since 1 January 1970 in the Gregorian calendar, counted in years that begin in March.
+fn unix_days(year: i64, month: i64, day: i64) -> Option<i64> {
+    let late = i64::from(month <= 2);
+    let year = year.checked_sub(late)?;
+    let from_march = month.checked_add(late.checked_mul(12)?)?.checked_sub(3)?;
+    let before = from_march.checked_mul(153)?.checked_add(2)?.checked_div(5)?.checked_add(day)?.checked_sub(1)?;
+    let leap = year.checked_div(4)?.checked_sub(year.checked_div(100)?)?.checked_add(year.checked_div(400)?)?;
+    year.checked_mul(365)?.checked_add(leap)?.checked_add(before)?.checked_sub(719_468)
 }
 
 fn tolerant(text: &str, clock: &Clock<'_>) -> Option<i128> {
@@ -123,14 +161,14 @@ fn full_year(text: &str, (day, month): (&str, &str), clock: &Clock<'_>) -> Optio
     if year.saturating_add(50) < this_year {
         year = year.saturating_add(100);
     }
-    let month = month_number(month)?;
+    let month = month_number(month.as_bytes())?;
     let ahead = (year, month, digits(day.as_bytes())?);
     let horizon = (this_year.saturating_add(50), u64::try_from(today.month()).ok()?, u64::try_from(today.day()).ok()?);
     if ahead > horizon { year.checked_sub(100) } else { Some(year) }
 }
 
-fn month_number(word: &str) -> Option<u64> {
-    let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+fn month_number(word: &[u8]) -> Option<u64> {
+    let months = [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
     (1_u64..).zip(months).find(|(_, month)| *month == word).map(|(number, _)| number)
 }
 

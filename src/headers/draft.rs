@@ -82,7 +82,10 @@ impl<'h> Drafts<'h> {
     /// The quotas that tell at least one of limit, remaining and reset.
     pub(super) fn finish(self) -> Vec<QuotaHint> {
         let told = |hint: &QuotaHint| hint.limit.is_some() || hint.remaining.is_some() || hint.reset_after.is_some();
-        self.0.into_iter().map(|draft| draft.hint).filter(told).collect()
+        // Not collected in place: giving back the larger entries' room costs more than a fresh list.
+        let mut quotas = Vec::with_capacity(self.0.len());
+        quotas.extend(self.0.into_iter().map(|draft| draft.hint).filter(told));
+        quotas
     }
 
     fn drop_repeated_policies(&mut self) {
@@ -160,14 +163,17 @@ fn rank(draft: &Draft<'_>) -> u8 {
 }
 
 fn same_item(quota: &QuotaHint, policy: &QuotaHint) -> bool {
-    let partitions = quota.partition.is_none() || policy.partition.is_none() || quota.partition == policy.partition;
-    quota.name.is_some() && quota.name == policy.name && quota.limit.is_none() && partitions
+    quota.name.is_some() && quota.name == policy.name && quota.limit.is_none() && same_partition(quota, policy)
 }
 
 fn same_limit(quota: &QuotaHint, policy: &QuotaHint) -> bool {
     let names = quota.name.is_none() || policy.name.is_none() || quota.name == policy.name;
     let windows = quota.window.is_none() || policy.window.is_none() || quota.window == policy.window;
-    quota.limit.is_some() && quota.limit == policy.limit && names && windows
+    quota.limit.is_some() && quota.limit == policy.limit && names && windows && same_partition(quota, policy)
+}
+
+fn same_partition(quota: &QuotaHint, policy: &QuotaHint) -> bool {
+    quota.partition.is_none() || policy.partition.is_none() || quota.partition == policy.partition
 }
 
 fn contradict(one: &QuotaHint, other: &QuotaHint) -> bool {

@@ -55,7 +55,7 @@ pub fn explain(status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>, rec
             && super::read(status, headers, None, received).retry_after != hints.retry_after,
         ..Explanation::default()
     };
-    for name in headers.keys().filter(|name| looks_like_limit(name.as_str())) {
+    for name in headers.keys().filter(|name| looks_like_limit(name.as_str())).take(super::MAX_LINES) {
         let alone = super::read(status, &only(headers, name), None, received);
         let without = super::read(status, &all_but(headers, name), body, received);
         if says_something(&alone) || without != hints {

@@ -51,6 +51,8 @@ pub(super) struct Field<'h> {
     /// A plain time is milliseconds by the header's name.
     pub(super) millis: bool,
     pub(super) value: &'h [u8],
+    /// Equal for the lines that tell of one quota.
+    pub(super) group: usize,
 }
 
 impl<'h> Field<'h> {
@@ -70,7 +72,7 @@ impl<'h> Field<'h> {
 
     fn new(prefix: &'h str, suffix: Suffix<'h>, value: &'h [u8]) -> Self {
         let Suffix { role, name, millis } = suffix;
-        Self { prefix, vendor: "", lead: "", name, role, millis, value }
+        Self { prefix, vendor: "", lead: "", name, role, millis, value, group: 0 }
     }
 }
 
@@ -109,6 +111,9 @@ fn family(header: &str) -> Option<(usize, usize)> {
     for at in [0, 2] {
         // The common case: nothing but `x-` before it.
         let rest = header.get(at..)?;
+        if !matches!(rest.as_bytes().first(), Some(b'r' | b'f')) {
+            continue;
+        }
         let word = FAMILIES.iter().find(|word| rest.starts_with(**word));
         if let Some(word) = word.filter(|_| at == 0 || header.starts_with("x-")) {
             return Some((at, at.saturating_add(word.len())));
@@ -151,6 +156,8 @@ fn whole_suffix(suffix: &str) -> Option<Role> {
         "scope" => Role::Scope,
         // tower-governor's wait.
         "after" | "retry-after" => Role::Wait,
+        // Bucket4j's and Phemex's, with a unit or a name behind it; nanoseconds would be read as an instant.
+        _ if suffix.starts_with("retry-after-") && !suffix.ends_with("nanoseconds") => Role::Wait,
         // Jira Data Center and Spring: a token bucket's refill.
         "fillrate" | "fill-rate" => Role::FillRate,
         _ => return None,
@@ -250,6 +257,9 @@ fn strip_word<'t>(text: &'t str, words: &str) -> Option<&'t str> {
 /// The window that a quota's name tells: a period word, `10-second`, or (`first`: Kong writes `30` and `30-azure`) a bare
 /// number of seconds in front.
 pub(super) fn window_of(name: &str, bare: bool) -> Option<Duration> {
+    if name.is_empty() {
+        return None;
+    }
     let mut before = "";
     for word in name.split('-') {
         // Xero glues its `app` to the period.
@@ -338,27 +348,61 @@ pub(super) enum Interest {
     Limit,
 }
 
-/// Sorts out, in one pass over the bytes of a name, what cannot be about limits: the common headers have none of the rare
-/// letters that `limit`, `remain`, `retry`, `quota` and `floodcontrol` have.
+/// Sorts out what cannot be about limits, eight bytes of a name at a time: the common headers have few of the letters that
+/// `limit`, `remain`, `retry`, `quota` and `floodcontrol` have.
 pub(super) fn interest(name: &str) -> Option<Interest> {
     let bytes = name.as_bytes();
-    for (index, byte) in bytes.iter().enumerate() {
-        let around = |before: usize, word: &[u8]| {
-            let start = index.checked_sub(before);
-            start.and_then(|start| bytes.get(start..)).is_some_and(|rest| rest.starts_with(word))
-        };
-        match byte {
-            b'm' if around(2, b"limit") || around(2, b"remain") => return Some(limit_or_retry(name)),
-            b'y' if around(4, b"retry") => return Some(Interest::Retry),
-            b'q' if around(0, b"quota") => return Some(Interest::Limit),
-            b'f' if around(0, b"floodcontrol") => return Some(Interest::Limit),
-            _ => {}
+    // No name about limits is shorter than `ratelimit`.
+    let last = bytes.len().checked_sub(8).filter(|last| *last > 0)?;
+    let mut start = 0_usize;
+    loop {
+        let mut letters = rare_letters(*bytes.get(start..)?.first_chunk()?);
+        while letters != 0 {
+            let index = start.saturating_add(usize::try_from(letters.trailing_zeros() >> 3).unwrap_or(0));
+            if let Some(found) = word_at(name, index) {
+                return Some(found);
+            }
+            letters &= letters.wrapping_sub(1);
         }
+        if start == last {
+            break;
+        }
+        start = start.saturating_add(8).min(last);
     }
     // Facebook and Lightspeed.
     (name.ends_with("-usage") || name.ends_with("-bucket-level")).then_some(Interest::Limit)
 }
 
+/// The highest bit of each byte that is `m`, `y`, `q` or `f`; it may also mark what follows such a byte.
+fn rare_letters(bytes: [u8; 8]) -> u64 {
+    const ONES: u64 = u64::MAX / 255;
+    const HIGH: u64 = ONES << 7;
+    let word = u64::from_le_bytes(bytes);
+    let equal = |letter: u8| {
+        let zero = word ^ ONES.wrapping_mul(u64::from(letter));
+        zero.wrapping_sub(ONES) & !zero
+    };
+    (equal(b'm') | equal(b'y') | equal(b'q') | equal(b'f')) & HIGH
+}
+
+/// Whether the letter at `index` is the rare one of a word that matters.
+fn word_at(name: &str, index: usize) -> Option<Interest> {
+    let bytes = name.as_bytes();
+    let around = |before: usize, word: &[u8]| {
+        let start = index.checked_sub(before);
+        start.and_then(|start| bytes.get(start..)).is_some_and(|rest| rest.starts_with(word))
+    };
+    match bytes.get(index)? {
+        b'm' if around(2, b"limit") || around(2, b"remain") => Some(limit_or_retry(name)),
+        b'y' if around(4, b"retry") => Some(Interest::Retry),
+        b'q' if around(0, b"quota") => Some(Interest::Limit),
+        b'f' if around(0, b"floodcontrol") => Some(Interest::Limit),
+        _ => None,
+    }
+}
+
 fn limit_or_retry(name: &str) -> Interest {
-    if name.contains("retry") { Interest::Retry } else { Interest::Limit }
+    // The waits that carry the family's word; a search through every name would cost more than the rest.
+    let wait = ["-retry-after", "-retry-after-ms", "-retry-after-milliseconds"].iter().any(|end| name.ends_with(end));
+    if wait { Interest::Retry } else { Interest::Limit }
 }

@@ -42,6 +42,8 @@ mod explain;
 mod family;
 mod ratelimit;
 mod retry_after;
+#[cfg(test)]
+mod tests;
 mod value;
 mod vendor;
 
@@ -187,10 +189,20 @@ impl<'h> Lines<'h> {
             Some(field) if field.role == Role::Wait => {
                 self.waits.add(Source::Alias, retry_after::longest(text, clock, Plain::Seconds));
             }
-            Some(field) => self.fields.push(field),
+            Some(field) => self.push(field),
             None if ratelimit::oversized(std::iter::once(text)) => {}
             None if vendor::one_line(name, text, clock, &mut self.found) => {}
-            None => self.fields.extend(family::odd(name, text)),
+            None => {
+                if let Some(field) = family::odd(name, text) {
+                    self.push(field);
+                }
+            }
         }
+    }
+
+    fn push(&mut self, mut field: Field<'h>) {
+        let known = self.fields.iter().find(|other| other.same_quota(&field));
+        field.group = known.map_or(self.fields.len(), |known| known.group);
+        self.fields.push(field);
     }
 }

@@ -70,6 +70,9 @@ fn mended(member: &[u8]) -> Option<QuotaHint> {
 
 /// The text of `pk` as sent, between its colons or quotes: the draft's own examples are no canonical base64.
 fn partition(member: &[u8]) -> Option<String> {
+    if !member.windows(3).any(|window| window == b"pk=") {
+        return None;
+    }
     let mut found = None;
     for part in value::parts(member, b';').skip(1) {
         if let Some(text) = part.strip_prefix(b"pk=") {
@@ -189,6 +192,11 @@ pub(super) struct Bare {
 
 /// Reads one line of numbers. `None`: malformed.
 pub(super) fn bare(line: &[u8], found: &mut impl FnMut(Bare)) -> Option<()> {
+    if let Some(number) = value::count(line) {
+        // The common case.
+        found(Bare { limit: Some(number), window: None, name: None });
+        return Some(());
+    }
     for (index, member) in value::parts(line, b',').enumerate() {
         if index >= MAX_MEMBERS {
             return None;

@@ -32,10 +32,10 @@ pub(super) struct Waits {
     retry_in: Option<Duration>,
     retry_after: Option<Duration>,
     alias: Option<Duration>,
-    /// The longest `Retry-After` as sent, when it is plain seconds.
-    bare: Option<(Duration, u64)>,
+    /// The longest plain seconds among the values of `Retry-After`.
+    bare: Option<Duration>,
     pub(super) should_retry: Option<bool>,
-    /// `grpc-retry-pushback-ms` was there and no line of it was readable.
+    /// `grpc-retry-pushback-ms` had a line that is negative or unreadable.
     pushback_refused: bool,
 }
 
@@ -51,8 +51,9 @@ impl Waits {
         if name == "grpc-retry-pushback-ms" {
             self.pushback_refused |= wait.is_none();
         }
-        if let (Source::RetryAfter, Some(wait)) = (source, wait) {
-            self.note_bare(text, wait);
+        if source == Source::RetryAfter {
+            let plain = value::parts(text, b',').take(MAX_MEMBERS).filter(|part| value::is_delta(part));
+            self.bare = self.bare.max(plain.filter_map(|part| value::wait(part, clock, Plain::Seconds)).max());
         }
         self.add(source, wait);
     }
@@ -91,26 +92,20 @@ impl Waits {
         self.should_retry = Some(word && self.should_retry.unwrap_or(true));
     }
 
-    fn note_bare(&mut self, text: &[u8], wait: Duration) {
-        if self.bare.is_some_and(|(longest, _)| longest >= wait) || self.retry_after.is_some_and(|known| known >= wait)
-        {
-            return;
-        }
-        let seconds = value::parts(text, b',').take(MAX_MEMBERS).filter_map(value::plain_seconds).max();
-        self.bare = seconds.filter(|seconds| Duration::from_secs(*seconds) <= wait).map(|seconds| (wait, seconds));
-    }
-
     /// fastify-rate-limit 8.0 sent milliseconds (its issue 301). Only an exhausted quota of the same response proves it.
     fn milliseconds_by_mistake(&self, wait: Duration, quotas: &[QuotaHint]) -> Option<Duration> {
-        let (_, seconds) = self.bare.filter(|(longest, seconds)| *longest == wait && *seconds >= 1000)?;
-        let wait = wait.as_secs_f64();
+        if self.bare != Some(wait) || wait < Duration::from_secs(1000) {
+            return None;
+        }
+        let seconds = wait.as_secs_f64();
         let exhausted =
             quotas.iter().filter(|quota| quota.remaining == Some(0.0)).filter_map(|quota| quota.reset_after);
         let proof = exhausted.map(|reset| reset.as_secs_f64()).any(|reset| {
-            let millis = wait / 1000.0;
-            wait > 100.0 * reset && reset / 2.0 <= millis && millis <= 2.0 * reset
+            let millis = seconds / 1000.0;
+            seconds > 100.0 * reset && reset / 2.0 <= millis && millis <= 2.0 * reset
         });
-        proof.then(|| Duration::from_millis(seconds))
+        let millis = u64::try_from(wait.as_millis().div_ceil(1000)).ok()?;
+        proof.then(|| Duration::from_millis(millis))
     }
 }
 
@@ -140,22 +135,7 @@ impl Source {
     }
 }
 
-/// The longest readable wait of one line. A date has a comma of its own, so a part is also tried with the one before it.
+/// The longest readable wait of one line.
 pub(super) fn longest(text: &[u8], clock: &Clock<'_>, plain: Plain) -> Option<Duration> {
-    let whole = value::wait(text, clock, plain);
-    if whole.is_some() || !text.contains(&b',') {
-        return whole;
-    }
-    let (mut longest, mut before, mut start) = (None, None, 0_usize);
-    for _ in 0..MAX_MEMBERS {
-        let Some(rest) = text.get(start..) else { break };
-        let end = start.saturating_add(rest.iter().position(|byte| *byte == b',').unwrap_or(rest.len()));
-        for from in [Some(start), before].into_iter().flatten() {
-            let part = text.get(from..end).unwrap_or_default();
-            longest = longest.max(value::wait(part, clock, plain));
-        }
-        before = Some(start);
-        start = end.saturating_add(1);
-    }
-    longest
+    value::longest(text, |text| value::wait(text, clock, plain))
 }

@@ -93,9 +93,29 @@ pub(super) fn reset(text: &[u8], clock: &Clock<'_>, plain: Plain) -> Option<Dura
     Some(ceil_millis(nanos))
 }
 
-/// The plain seconds of a value that is nothing else.
-pub(super) fn plain_seconds(text: &[u8]) -> Option<u64> {
-    decimal(text).filter(|number| Magnitude::of(*number) == Magnitude::Delta).map(|number| number.whole)
+/// The longest readable time of one line. Values may be joined by commas; a date has one of its own, so a part is also
+/// tried with the one before it.
+pub(super) fn longest(text: &[u8], read: impl Fn(&[u8]) -> Option<Duration>) -> Option<Duration> {
+    let whole = read(text);
+    if whole.is_some() || !text.contains(&b',') {
+        return whole;
+    }
+    let (mut longest, mut before, mut start) = (None, None, 0_usize);
+    for _ in 0..64 {
+        let Some(rest) = text.get(start..) else { break };
+        let end = start.saturating_add(rest.iter().position(|byte| *byte == b',').unwrap_or(rest.len()));
+        for from in [Some(start), before].into_iter().flatten() {
+            longest = longest.max(read(text.get(from..end).unwrap_or_default()));
+        }
+        before = Some(start);
+        start = end.saturating_add(1);
+    }
+    longest
+}
+
+/// Whether a value is a plain number too small for an instant.
+pub(super) fn is_delta(text: &[u8]) -> bool {
+    decimal(text.trim_ascii()).is_some_and(|number| Magnitude::of(number) == Magnitude::Delta)
 }
 
 /// How a value is read, in words.
@@ -238,7 +258,11 @@ fn clock_time(text: &[u8]) -> Option<u128> {
 /// A count: `digits[.digits]`. A sign, an exponent or a word is not told.
 pub(super) fn count(text: &[u8]) -> Option<f64> {
     let text = bounded(text.trim_ascii())?;
-    decimal(text)?;
+    let number = decimal(text)?;
+    // What fits 53 bits is exact.
+    if number.nanos == 0 && number.whole < 1 << 53 {
+        return Some(number.whole as f64);
+    }
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
@@ -327,5 +351,11 @@ fn unquoted(text: &[u8], wanted: u8) -> Option<usize> {
 /// Text of a name or a partition; nothing when empty or beyond 256 bytes.
 pub(super) fn text(bytes: &[u8]) -> Option<String> {
     let bytes = bytes.trim_ascii();
-    (!bytes.is_empty() && bytes.len() <= 256).then(|| String::from_utf8_lossy(bytes).into_owned())
+    if bytes.is_empty() || bytes.len() > 256 {
+        return None;
+    }
+    Some(match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => String::from_utf8_lossy(bytes).into_owned(),
+    })
 }

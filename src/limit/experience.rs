@@ -19,6 +19,8 @@ const CEILING: f64 = 1_000_000.0;
 /// The accepted rate is measured over a second, or over so many answers where they are rarer.
 const ANSWERS: usize = 20;
 const SLICES: usize = 10;
+/// Between two refusals so far apart the mean counts too.
+const LONG: u64 = 10 * SECOND;
 
 /// What refusals taught.
 #[derive(Debug, Default)]
@@ -32,6 +34,7 @@ pub(crate) struct Experience {
     /// The last answers that were accepted.
     last: [Tick; ANSWERS],
     next: usize,
+    /// Since the last cut.
     accepted: u64,
     /// Accepted per tenth of a second, and the index of the newest.
     slices: [u32; SLICES],
@@ -59,31 +62,39 @@ impl Experience {
         if self.rate.is_some() && sent <= self.cut_at {
             return None;
         }
-        let accepted = self.accepted_rate(now);
-        self.cut_at = now;
-        self.grown_at = now;
-        self.rate = match (accepted, self.rate) {
+        self.rate = match (self.accepted_rate(now), self.rate) {
             (Some(accepted), old) => {
                 self.refused_at_rate = old.map_or(accepted, |old| old.min(accepted / CUT));
                 Some((accepted * CUT).max(FLOOR))
             }
             (None, None) => Some(FIRST_RATE),
-            (None, old) => old,
+            // The same event goes on: the calls' backoff spreads them, and only a long one lowers the rate.
+            (None, Some(_)) if now.since(self.cut_at) < LONG => return None,
+            (None, Some(old)) => Some((old * CUT).max(FLOOR)),
         };
+        (self.cut_at, self.grown_at, self.accepted) = (now, now, 0);
         self.rate
     }
 
-    /// Units a second accepted in the last second, or over the last answers.
+    /// Units a second accepted in the last second, or over the last answers where they are rarer; or since the last
+    /// cut, where a server that counts in long windows took many at once and then none.
     fn accepted_rate(&mut self, now: Tick) -> Option<f64> {
         self.roll(now);
-        let lately: u32 = self.slices.iter().sum();
-        if lately as usize >= ANSWERS {
-            return Some(f64::from(lately));
+        if self.accepted == 0 {
+            return None;
         }
-        let count = self.accepted.min(ANSWERS as u64);
-        let oldest = self.last[(self.next + ANSWERS - usize::try_from(count).unwrap_or(ANSWERS)) % ANSWERS];
-        let span = now.since(oldest).max(SECOND) as f64 / SECOND as f64;
-        (count > 0).then(|| count as f64 / span)
+        let seconds = |from: Tick| now.since(from).max(SECOND) as f64 / SECOND as f64;
+        let lately: u32 = self.slices.iter().sum();
+        let last = if lately as usize >= ANSWERS {
+            f64::from(lately)
+        } else {
+            let count = self.accepted.min(ANSWERS as u64);
+            let oldest = self.last[(self.next + ANSWERS - usize::try_from(count).unwrap_or(ANSWERS)) % ANSWERS];
+            count as f64 / seconds(oldest)
+        };
+        let since_cut = self.accepted as f64 / seconds(self.cut_at);
+        let long = self.rate.is_some() && now.since(self.cut_at) >= LONG;
+        Some(if long && last > 3.0 * since_cut { since_cut } else { last })
     }
 
     fn roll(&mut self, now: Tick) {
@@ -137,7 +148,7 @@ mod tests {
     fn refused_from_the_start_is_eight_a_second() {
         let mut seen = Experience::default();
         assert_eq!(seen.refuse(ms(0), ms(10)), Some(FIRST_RATE));
-        assert_eq!(seen.refuse(ms(20), ms(30)), Some(FIRST_RATE), "nothing accepted: the rate stays");
+        assert_eq!(seen.refuse(ms(20), ms(30)), None, "nothing accepted: the rate stays");
     }
 
     #[test]

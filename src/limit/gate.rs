@@ -110,6 +110,14 @@ impl Acquire {
         timer.as_mut()
     }
 
+    /// One event a wait, when it begins.
+    fn tell(&self, until: Tick, waiting: usize) {
+        if self.timer.is_none() {
+            let until = self.limiter.epoch().instant(until);
+            tracing::debug!(target: "abide", key = %self.key, cause = "limiter", ?until, waiting, "waiting");
+        }
+    }
+
     /// Gives up the place in line and what is held of the route's quotas.
     fn give_up(&mut self) {
         let (stage, held) = (std::mem::replace(&mut self.stage, Stage::Done), self.held.take());
@@ -185,7 +193,10 @@ impl Future for Acquire {
                     let retry_at = retry_at.map(|tick| self.limiter.epoch().instant(tick));
                     return Poll::Ready(Err(Refused { why, retry_at }));
                 }
-                Turn::Wait { until, .. } => ready!(self.set_timer(until).poll(cx)),
+                Turn::Wait { until, waiting, .. } => {
+                    self.tell(until, waiting);
+                    ready!(self.set_timer(until).poll(cx));
+                }
             }
         }
     }
@@ -244,7 +255,9 @@ impl Permit {
         let (now, costs, held) = (self.now(), &self.costs, self.held);
         self.sent = Some(self.cell.with(|state, wakes| {
             let order = state.scope.commit(costs, now);
-            state.scope.pump(now, wakes);
+            if state.scope.has_line() {
+                state.scope.pump(now, wakes);
+            }
             let group = held.and_then(|held| state.group(held.group));
             let group_order = group.map_or(0, |group| {
                 let order = group.scope.commit(costs, now);
@@ -310,22 +323,25 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let (now, costs) = (self.now(), &self.costs);
+        let costs = &self.costs;
         self.cell.with(|state, wakes| {
             if self.sent.is_none() {
                 state.scope.give_back(costs, self.probe);
                 if let Some(held) = self.held {
-                    give_back_group(state, held, costs, now, wakes);
+                    give_back_group(state, held, costs, self.now(), wakes);
                 }
             } else {
                 self.probe_back(state);
                 state.scope.free_slot();
                 if let Some(group) = self.held.and_then(|held| state.group(held.group)) {
                     group.scope.free_slot();
-                    group.scope.pump(now, wakes);
+                    group.scope.pump(self.now(), wakes);
                 }
             }
-            state.scope.pump(now, wakes);
+            // The clock is read only where somebody waits for what came back.
+            if state.scope.has_line() {
+                state.scope.pump(self.now(), wakes);
+            }
         });
     }
 }

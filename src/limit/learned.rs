@@ -40,6 +40,11 @@ struct Contract {
     /// Refusals that the books did not foresee: each halves the burst and stretches the window by 5 %.
     steps: u32,
     stepped: Tick,
+    /// So many windows without a refusal undo a step; doubled by each step that comes after an undo.
+    quiet: u64,
+    undone: bool,
+    /// The window is not told, but seen.
+    inferred: bool,
 }
 
 /// What is left is told, and mostly when it resets; never the window.
@@ -48,6 +53,8 @@ struct Counter {
     limit: f64,
     /// The longest time to a reset that was seen: the window is no shorter.
     longest: u64,
+    /// An earlier answer: when, what was left, and how many had been sent.
+    mark: Option<(Tick, f64, u64)>,
 }
 
 /// What the scope knows beside the hint.
@@ -66,6 +73,8 @@ pub(crate) struct Seen {
 }
 
 const MOST_STEPS: u32 = 10;
+const QUIET: u64 = 10;
+const MOST_QUIET: u64 = 640;
 
 impl Learned {
     /// A quota that is told for the first time, and its meter; none if the hint binds nothing.
@@ -131,11 +140,15 @@ impl Learned {
         match (&mut self.kind, Kind::of(hint)) {
             (Kind::Contract(contract), told) => {
                 let mut next = *contract;
-                if let Some(Kind::Contract(told)) = told {
-                    (next.limit, next.window) = (told.limit, told.window);
+                match told {
+                    Some(Kind::Contract(told)) => (next.limit, next.window) = (told.limit, told.window),
+                    Some(Kind::Counter(told)) if next.inferred => {
+                        (next.limit, next.window) = (told.limit, next.window.max(told.longest));
+                    }
+                    _ => {}
                 }
                 next.step(meter, seen);
-                next.set_spread(seen.spread);
+                next.set_spread(seen.spread, seen.headroom);
                 if next.quota(seen.headroom, &self.unit) != contract.quota(seen.headroom, &self.unit) {
                     meter.rerate(&next.quota(seen.headroom, &self.unit));
                 }
@@ -151,7 +164,13 @@ impl Learned {
             (Kind::Counter(counter), Some(Kind::Counter(told))) => {
                 counter.limit = told.limit.max(if hint.limit.is_some() { 0.0 } else { counter.limit });
                 counter.longest = counter.longest.max(told.longest);
-                counter.steer(meter, hint, seen);
+                if let Some(contract) = counter.infer(hint, seen) {
+                    *meter = Meter::with_level(&contract.quota(seen.headroom, &self.unit), 1, seen.now);
+                    self.kind = Kind::Contract(contract);
+                    correct(meter, hint, contract.limit, seen.now);
+                } else {
+                    counter.steer(meter, hint, seen);
+                }
             }
             (Kind::Counter(_), None) => {}
         }
@@ -163,16 +182,20 @@ impl Kind {
         let limit = hint.limit.filter(|limit| *limit > 0.0 && limit.is_finite());
         let window = hint.window.map(nanos_of).filter(|window| *window > 0);
         if let (Some(limit), Some(window)) = (limit, window) {
-            let (spread, steps, stepped) = (0, 0, Tick::default());
-            return Some(Self::Contract(Contract { limit, window, spread, steps, stepped }));
+            return Some(Self::Contract(Contract::new(limit, window)));
         }
         let remaining = hint.remaining?;
         let longest = hint.reset_after.map_or(0, nanos_of);
-        Some(Self::Counter(Counter { limit: hint.limit.unwrap_or(remaining), longest }))
+        Some(Self::Counter(Counter { limit: hint.limit.unwrap_or(remaining), longest, mark: None }))
     }
 }
 
 impl Contract {
+    const fn new(limit: f64, window: u64) -> Self {
+        let stepped = Tick::from_nanos(0);
+        Self { limit, window, spread: 0, steps: 0, stepped, quiet: QUIET, undone: false, inferred: false }
+    }
+
     /// The quota that is kept: below the limit by the headroom, over the window and what the network adds.
     fn quota(&self, headroom: f64, unit: &Unit) -> Quota {
         let stretched = self.window.saturating_add(self.window / 20 * u64::from(self.steps.min(MOST_STEPS)));
@@ -187,23 +210,27 @@ impl Contract {
         Quota::window(units, Duration::from_nanos(window)).burst(burst).unit(unit.clone())
     }
 
-    /// A refusal that the books did not foresee makes it more careful; ten quiet windows undo a step.
+    /// A refusal that the books did not foresee makes it more careful; quiet windows undo a step.
     fn step(&mut self, meter: &Meter, seen: &Seen) {
-        let room = meter.guard().is_some_and(|guard| guard.room(meter.held(), seen.now) > 0);
-        if seen.refused && room && seen.sent > self.stepped {
-            self.steps = (self.steps + 1).min(MOST_STEPS);
-            self.stepped = seen.now;
-        } else if self.steps > 0 && seen.now.since(self.stepped) > self.window.saturating_mul(10) {
-            self.steps -= 1;
-            self.stepped = seen.now;
+        // What is granted fits the books: a refusal is foreseen only where others are known to use the limit too.
+        let alone = meter.guard().is_some_and(|guard| guard.others(seen.now) <= guard.limit() / 4);
+        if seen.refused && alone && seen.sent > self.stepped {
+            if self.undone {
+                self.quiet = (self.quiet * 2).min(MOST_QUIET);
+            }
+            (self.steps, self.stepped, self.undone) = ((self.steps + 1).min(MOST_STEPS), seen.now, false);
+        } else if self.steps > 0 && seen.now.since(self.stepped) > self.window.saturating_mul(self.quiet) {
+            (self.steps, self.stepped, self.undone) = (self.steps - 1, seen.now, true);
         }
     }
 
-    /// Arrivals bunch by the spread of the network's delay; moves in steps of a two-hundredth of the window.
-    fn set_spread(&mut self, spread: u64) {
+    /// Arrivals bunch by the spread of the network's delay. What the headroom leaves free covers as large a share of
+    /// the window; only the rest stretches it, in steps of a two-hundredth of the window.
+    fn set_spread(&mut self, spread: u64, headroom: f64) {
         let most = self.window / if self.steps > 0 { 20 } else { 50 };
+        let covered = whole((headroom * self.limit).floor() / self.limit * self.window as f64);
         let grain = (self.window / 200).max(1);
-        let wanted = spread.min(most).div_ceil(grain).saturating_mul(grain);
+        let wanted = spread.min(most).saturating_sub(covered).div_ceil(grain).saturating_mul(grain);
         if wanted > self.spread || wanted.saturating_add(2 * grain) < self.spread {
             self.spread = wanted;
         }
@@ -224,6 +251,22 @@ fn correct(meter: &mut Meter, hint: &QuotaHint, limit: f64, now: Tick) {
 }
 
 impl Counter {
+    /// The contract behind the counts, once most of the limit was seen to come back within the longest time to a
+    /// reset: then that is the window.
+    fn infer(&mut self, hint: &QuotaHint, seen: &Seen) -> Option<Contract> {
+        let (limit, remaining, window) = (hint.limit?, hint.remaining?, self.longest.max(SECOND));
+        let sent = seen.orders.saturating_sub(seen.unanswered);
+        let (at, left, before) = *self.mark.get_or_insert((seen.now, remaining, sent));
+        let span = seen.now.since(at);
+        if span < window {
+            return None;
+        }
+        self.mark = Some((seen.now, remaining, sent));
+        let back = remaining - left + sent.saturating_sub(before) as f64;
+        let whole = span <= window.saturating_add(window / 4) && back >= 0.8 * limit && limit >= 1.0;
+        whole.then(|| Contract { inferred: true, ..Contract::new(limit, window) })
+    }
+
     /// Spends what is left, less what is on the way, evenly until the reset, and never more.
     fn steer(&self, meter: &mut Meter, hint: &QuotaHint, seen: &Seen) {
         let Some(remaining) = hint.remaining else { return };

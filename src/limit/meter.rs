@@ -331,7 +331,7 @@ mod tests {
                 now = now.plus(dt * MS);
                 meter.advance(now, true);
                 match op {
-                    Op::Hold(cost) => if meter.is_ready(cost, now) { meter.hold(cost); held.push(cost); },
+                    Op::Hold(cost) if meter.is_ready(cost, now) => { meter.hold(cost); held.push(cost); }
                     Op::Drop(i) if i < held.len() => meter.give_back(held.swap_remove(i)),
                     Op::Commit(i) if i < held.len() => {
                         let cost = held.swap_remove(i);

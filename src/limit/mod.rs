@@ -91,7 +91,6 @@ struct Shared {
 
 impl Limiter {
     /// Settings; with none of them each key learns its limits from the server's answers.
-    #[must_use]
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder::default()
     }

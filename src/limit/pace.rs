@@ -177,7 +177,7 @@ mod tests {
             pace.take(take);
             let at = pace.ready_at(1, Tick::default());
             if at > Tick::default() {
-                let mut early = pace.clone();
+                let mut early = pace;
                 early.fill(Tick::from_nanos(at.nanos() - 1), 0, false);
                 prop_assert!(!early.holds(1));
             }

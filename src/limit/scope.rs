@@ -32,8 +32,8 @@ pub(crate) struct Want {
 pub(crate) enum Turn {
     /// Held for the caller, who commits or gives back. `probe`: it is the first after a pause.
     Granted { probe: bool },
-    /// In line as `seq`; ask again at `until` or when woken.
-    Wait { seq: u64, until: Tick },
+    /// In line as `seq` among `waiting`; ask again at `until` or when woken.
+    Wait { seq: u64, until: Tick, waiting: usize },
     /// No.
     Refused { why: Why, retry_at: Option<Tick> },
 }
@@ -131,7 +131,7 @@ impl Scope {
         self.next += 1;
         queue.join(seq, want.costs.clone(), want.deadline);
         queue.set_waker(seq, waker);
-        Turn::Wait { seq, until: self.timer(seq, want, now) }
+        Turn::Wait { seq, until: self.timer(seq, want, now), waiting: self.waiting() }
     }
 
     /// As [`join`](Self::join), but never in line.
@@ -166,6 +166,8 @@ impl Scope {
 
     /// One in line asks again.
     pub(crate) fn poll(&mut self, (seq, waker): (u64, &Waker), want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
+        // Lapses come first: its own grant may be one of them, and it must stand in line again before others are granted.
+        self.lapse(now);
         if let Some(queue) = &mut self.queue {
             queue.revive(seq);
         }
@@ -185,7 +187,7 @@ impl Scope {
         if let Some(queue) = &mut self.queue {
             queue.set_waker(seq, waker);
         }
-        Turn::Wait { seq, until }
+        Turn::Wait { seq, until, waiting: self.waiting() }
     }
 
     /// One in line leaves it, whatever it was granted goes back.
@@ -199,12 +201,8 @@ impl Scope {
 
     /// Grants, in order, to all that are due, and wakes whoever should set a new timer.
     pub(crate) fn pump(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
-        self.advance(now);
+        self.lapse(now);
         let Some(mut queue) = self.queue.take() else { return };
-        while let Some((costs, probe)) = queue.lapse(now) {
-            self.give_back_to(&costs, probe, Some(&mut queue));
-            self.advance(now);
-        }
         while let Some(first) = queue.first() {
             if first.deadline <= now {
                 wakes.extend(queue.expire_first());
@@ -221,6 +219,17 @@ impl Scope {
         if !queue.is_empty() {
             self.queue = Some(queue);
         }
+    }
+
+    /// Takes back the grants that nobody collected in time.
+    fn lapse(&mut self, now: Tick) {
+        self.advance(now);
+        let Some(mut queue) = self.queue.take() else { return };
+        while let Some((costs, probe)) = queue.lapse(now) {
+            self.give_back_to(&costs, probe, Some(&mut queue));
+            self.advance(now);
+        }
+        self.queue = Some(queue);
     }
 
     /// Books what happened by itself: refills, expiries, the end of a pause.
@@ -392,6 +401,11 @@ impl Scope {
         }
         let ready = |meter: &Meter| meter.ready_at(ahead.get(meter.unit()), costs.get(meter.unit()), from, cut);
         self.meters.iter().map(ready).max().unwrap_or(from)
+    }
+
+    /// Whether anybody waits, or has been granted and not come for it.
+    pub(crate) fn has_line(&self) -> bool {
+        self.queue.is_some()
     }
 
     /// Who waits.

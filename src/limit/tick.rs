@@ -24,10 +24,6 @@ impl Tick {
         Self(self.0.saturating_add(nanos))
     }
 
-    pub(crate) fn after(self, span: Duration) -> Self {
-        self.plus(nanos_of(span))
-    }
-
     /// Nanoseconds from `earlier` to here; 0 if it is not earlier.
     pub(crate) const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderValue;
-use rand::{SeedableRng, rngs::StdRng};
+use rand::{SeedableRng, rngs::SmallRng};
 use tokio::net::TcpListener;
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
     server::Server,
     shared::{Dice, Shared},
 };
-use crate::{clock, limit::Quota};
+use crate::{client::any_seed, clock, limit::Quota};
 
 /// Settings of a [`Server`].
 #[derive(Clone, Debug, Default)]
@@ -183,8 +183,8 @@ impl ServerBuilder {
         }
         let (started, wall) = (clock::now(), clock::wall() + self.ahead);
         let epoch = wall.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(self.behind);
-        let seed = self.seed.unwrap_or_else(rand::random);
-        let dice = Dice { rng: StdRng::seed_from_u64(seed), latency: self.latency, faults: self.faults };
+        let seed = self.seed.unwrap_or_else(any_seed);
+        let dice = Dice { rng: SmallRng::seed_from_u64(seed), latency: self.latency, faults: self.faults };
         Ok(Shared {
             gate: Mutex::new(gate),
             dice: Mutex::new(dice),

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Uri, request};
-use rand::{RngExt, rngs::StdRng};
+use rand::{RngExt, rngs::SmallRng};
 use tokio::time::Instant;
 
 use super::{
@@ -51,7 +51,7 @@ pub(super) struct Shared {
 
 #[derive(Debug)]
 pub(super) struct Dice {
-    pub(super) rng: StdRng,
+    pub(super) rng: SmallRng,
     pub(super) latency: Range<Duration>,
     pub(super) faults: Faults,
 }

@@ -128,7 +128,9 @@ async fn memory_and_wire_are_bounded() {
     });
     let taken = Arc::new(AtomicU32::new(0));
     let reading = Arc::clone(&taken);
-    let jobs = stream::iter(jobs(5000)).inspect(move |_| drop(reading.fetch_add(1, Ordering::Relaxed)));
+    let jobs = stream::iter(jobs(5000)).inspect(move |_| {
+        reading.fetch_add(1, Ordering::Relaxed);
+    });
     let mut run = Bulk::new(builder.build().unwrap()).concurrency(7).run(jobs);
     let mut over = 0;
     while run.next().await.is_some() {

@@ -1,7 +1,5 @@
 //! Every response of the corpus is read as its line says, and all other spellings of it give the same.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::{fs, path::Path, time::SystemTime};
 
 use abide::headers::{self, Hints, QuotaHint};

@@ -52,6 +52,26 @@ async fn a_dropped_permit_and_a_dropped_waiter_give_everything_back() {
     assert_eq!(send(limiter, start).await, SECOND);
 }
 
+/// Polled so late that its grant lapsed by that very poll, while the slot went to the next: it was in no line any more,
+/// and nobody woke it before its deadline.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_polled_after_its_grant_lapsed_stands_in_its_place() {
+    for late in [49, 50, 51, 60, 200] {
+        let limiter = Limiter::builder().max_in_flight(1).learn(false).build().unwrap();
+        let mut holder = limiter.try_acquire(&key(), 1).unwrap();
+        holder.commit();
+        let [mut first, mut second] = [(); 2].map(|()| Box::pin(limiter.acquire(&key(), 1, None)));
+        assert!(poll_immediate(&mut first).await.is_none() && poll_immediate(&mut second).await.is_none());
+        drop(holder);
+        advance(ms(late)).await;
+        // As tasks: nothing but a wake or its own timer polls them.
+        let first = tokio::spawn(async { drop(first.await.unwrap()) });
+        let second = tokio::spawn(async { drop(second.await.unwrap()) });
+        sleep(SECOND).await;
+        assert!(first.is_finished() && second.is_finished(), "polled {late} ms after the grant");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn nobody_depends_on_another_being_polled() {
     let limiter = limiter(Quota::bucket(10, SECOND).burst(1));
@@ -324,5 +344,5 @@ async fn few_polls_a_grant() {
         sent.await.unwrap();
     }
     let polls = POLLS.load(Relaxed);
-    assert!(polls <= 2000 * 4, "{polls} polls for 2,000 grants");
+    assert!(polls <= 2000 * 5, "{polls} polls for 2,000 grants");
 }

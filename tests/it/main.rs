@@ -1,17 +1,35 @@
 //! The integration tests, one binary.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "tests fail by panic, print what they count and keep their own time"
+)]
 
+mod adapters;
 #[cfg(feature = "bulk")]
 mod bulk;
 mod call;
+mod cancel;
 mod cases;
+mod charge;
 mod corpus;
+mod deadline;
+#[cfg(feature = "cli")]
+mod explain;
+mod fuzzed;
+mod jitter;
 #[cfg(feature = "cli")]
 mod jobs;
 mod limits;
 mod memory;
 mod network;
 mod redirects;
+mod replay;
+mod rules;
 #[cfg(feature = "cli")]
 mod serve;
 mod server;
+mod soak;
 mod support;
+mod telemetry;

@@ -1,11 +1,5 @@
 //! A network in memory, for whole calls under paused time.
 
-#![expect(
-    clippy::disallowed_methods,
-    clippy::unwrap_used,
-    reason = "tests wait on the paused clock, and fail by panic"
-)]
-
 use std::{
     collections::VecDeque,
     io,
@@ -83,6 +77,11 @@ impl Net {
         // No certificates: loading them takes longer than all the rest.
         let http = reqwest::Client::builder().no_proxy().tls_certs_only([]);
         abide::Client::builder().http(http).transport(move |request| net.clone().answer(request))
+    }
+
+    /// From now on answers these.
+    pub(crate) fn replace(&self, replies: impl IntoIterator<Item = Reply>) {
+        self.inner.lock().unwrap().0 = replies.into_iter().collect();
     }
 
     pub(crate) fn count(&self) -> usize {

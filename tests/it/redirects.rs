@@ -1,7 +1,5 @@
 //! Redirects and polls in memory: what goes where, and what stays at home.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panic")]
-
 use std::time::Duration;
 
 use abide::{
@@ -108,6 +106,20 @@ async fn a_used_up_stream_does_not_follow() {
     let net = Net::new([to(307, "/y")]);
     let response = client(&net).put(URL).body(body).send().await.unwrap();
     assert_eq!((response.history().stop(), net.count()), (Stop::RedirectRefused, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hop_that_cannot_be_sent_leaves_the_redirect_and_its_attempt() {
+    let net = Net::new([to(302, "/y").body("moved")]);
+    let asked = std::sync::atomic::AtomicBool::new(false);
+    let once = move |_| {
+        let again = asked.swap(true, std::sync::atomic::Ordering::Relaxed);
+        async move { if again { Err("no token".into()) } else { Ok(HeaderMap::new()) } }
+    };
+    let response = builder(&net).headers_with(once).build().unwrap().get(URL).send().await.unwrap();
+    assert_eq!((response.history().stop(), net.count()), (Stop::NotSent, 1));
+    assert_eq!(response.history().attempts()[0].status().unwrap(), 302);
+    assert_eq!(response.text().await.unwrap(), "moved");
 }
 
 #[tokio::test(start_paused = true)]

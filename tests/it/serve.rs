@@ -1,5 +1,4 @@
 //! `abide serve` as a process.
-#![expect(clippy::unwrap_used, reason = "a test on processes fails by panic")]
 
 use std::{
     io::{BufRead, BufReader},

@@ -1,9 +1,4 @@
 //! The practice server over real sockets, seen by a plain reqwest.
-#![expect(
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    reason = "a test on sockets fails by panic and runs in real time"
-)]
 
 use std::{
     error::Error as _,

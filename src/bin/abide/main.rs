@@ -1,5 +1,7 @@
-//! The command line.
+//! The command line: parses arguments, calls the library, prints.
 
+mod explain;
+mod head;
 mod options;
 mod out;
 mod progress;
@@ -12,8 +14,8 @@ use clap::{Parser, Subcommand};
 
 /// The calling side of HTTP rate limits.
 #[derive(Debug, Parser)]
-#[command(name = "abide")]
-struct Cli {
+#[command(name = "abide", version)]
+struct Arguments {
     #[command(subcommand)]
     command: Command,
 }
@@ -25,13 +27,15 @@ enum Command {
     /// Exit code: 0 all rows are ok, 1 some failed, 2 usage, unreadable input or a full disk, 3 stopped by a rule,
     /// 4 credentials refused, 130 interrupted.
     Run(Box<options::Args>),
+    Explain(explain::Explain),
     /// Runs the practice server until Ctrl-C; its URL is the first line on stdout.
     Serve(serve::Args),
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    match Arguments::parse().command {
         Command::Run(args) => run::run(&args),
+        Command::Explain(explain) => explain.run(),
         Command::Serve(args) => serve::run(args),
     }
 }

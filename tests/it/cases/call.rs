@@ -6,8 +6,9 @@ use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
 
 use super::{
     case::{CallCase, Config},
-    check, client,
-    outcome::{self, Outcome},
+    check,
+    door::Door,
+    outcome::Outcome,
 };
 use crate::support::{
     clock,
@@ -25,7 +26,7 @@ pub(crate) struct Trial {
 }
 
 /// All that is wrong with a case of mode `call`.
-pub(crate) async fn run(case: CallCase, slots: Arc<Semaphore>) -> Vec<String> {
+pub(crate) async fn run(case: CallCase, door: Door, slots: Arc<Semaphore>) -> Vec<String> {
     if case.clock.real {
         return vec!["clock.real has no meaning in a call".into()];
     }
@@ -39,7 +40,7 @@ pub(crate) async fn run(case: CallCase, slots: Arc<Semaphore>) -> Vec<String> {
         let (case, slots) = (Arc::clone(&case), Arc::clone(&slots));
         trials.spawn(async move {
             let _slot = slots.acquire_owned().await;
-            trial(&case).await
+            trial(&case, door).await
         });
     }
     let mut failures = Vec::new();
@@ -59,19 +60,17 @@ pub(crate) async fn run(case: CallCase, slots: Arc<Semaphore>) -> Vec<String> {
     failures
 }
 
-async fn trial(case: &CallCase) -> Result<Trial, String> {
+async fn trial(case: &CallCase, door: Door) -> Result<Trial, String> {
     let setup = Setup { http2: speaks_http2(&case.config)?, skew_ms: case.clock.server_skew_ms };
     let queue = VecDeque::from(unrolled(&case.server));
     let network = Network::start(Scripts::InOrder(queue), &case.server, setup).await;
-    let client = client::client(&network, &case.config)?;
+    let client = door.client(&network, &case.config)?;
     for _ in 0..case.warmup {
-        let warm = client.get(network.warm_up_url()).send().await.map_err(|error| format!("warm-up: {error}"))?;
+        let warm = client.warm_up(&network.warm_up_url()).await.map_err(|error| format!("warm-up: {error}"))?;
         warm.bytes().await.map_err(|error| format!("warm-up: {error}"))?;
     }
-    let read_body = case.config.read_body.unwrap_or_default();
-    let request = client::request(&client, network.url(), &case.request, read_body, 0)?;
     let started = clock::now();
-    let outcome = Box::pin(outcome::outcome(request, case.cancel_at_ms)).await;
+    let outcome = Box::pin(client.outcome(case, network.url())).await;
     let total_ms = clock::as_ms(ended(&outcome) - started);
     clock::sleep(clock::ms(case.expect.observe_ms.unwrap_or(20))).await;
     Ok(Trial { outcome, seen: network.seen(), problems: network.problems(), total_ms })

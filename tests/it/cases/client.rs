@@ -10,7 +10,7 @@ use super::case::{AutoKey, BodySpec, Bucket, ClassifyBody, Config, KeySpec, Mean
 use crate::support::{clock, net::Network, record::TAG};
 
 /// Larger than any body of a case.
-const BUFFER: usize = 1 << 26;
+pub(crate) const BUFFER: usize = 1 << 26;
 
 /// A fresh client for one case.
 pub(crate) fn client(network: &Network, config: &Config) -> Result<Client, String> {
@@ -38,7 +38,7 @@ pub(crate) fn quota(bucket: Bucket) -> Quota {
     }
 }
 
-fn policy(config: &Config) -> Result<Policy, String> {
+pub(crate) fn policy(config: &Config) -> Result<Policy, String> {
     let mut policy = Policy::default()
         .max_attempts(config.max_attempts)
         .backoff(Backoff::full_jitter(clock::ms(config.base_ms), clock::ms(config.cap_ms)))
@@ -110,6 +110,19 @@ pub(crate) fn body_of(spec: &RequestSpec) -> Vec<u8> {
     }
 }
 
+/// That body, as it is given to a request.
+pub(crate) fn sent_body(spec: &RequestSpec) -> Option<reqwest::Body> {
+    match spec.body {
+        BodySpec::None => None,
+        BodySpec::Bytes => Some(body_of(spec).into()),
+        BodySpec::Stream => {
+            let parts: Vec<Result<Vec<u8>, std::io::Error>> =
+                body_of(spec).chunks(24).map(|part| Ok(part.to_vec())).collect();
+            Some(reqwest::Body::wrap_stream(futures_util::stream::iter(parts)))
+        }
+    }
+}
+
 /// The request of call number `call`, ready to be sent.
 pub(crate) fn request(
     client: &Client,
@@ -128,15 +141,9 @@ pub(crate) fn request(
         KeySpec::Caller(true) => request.idempotency_key(callers_key(call)),
         KeySpec::Sdk(AutoKey::Auto) => request.auto_idempotency_key(),
     };
-    request = match spec.body {
-        BodySpec::None => request,
-        BodySpec::Bytes => request.body(body_of(spec)),
-        BodySpec::Stream => {
-            let parts: Vec<Result<Vec<u8>, std::io::Error>> =
-                body_of(spec).chunks(24).map(|part| Ok(part.to_vec())).collect();
-            request.body(reqwest::Body::wrap_stream(futures_util::stream::iter(parts)))
-        }
-    };
+    if let Some(body) = sent_body(spec) {
+        request = request.body(body);
+    }
     if !spec.header_provider.is_empty() {
         let fields = spec.header_provider.clone();
         request = request.headers_with(move |attempt| std::future::ready(provided(&fields, attempt)));

@@ -7,6 +7,7 @@ mod call;
 mod case;
 mod check;
 mod client;
+mod door;
 #[cfg(test)]
 mod form;
 mod limiter;
@@ -18,7 +19,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::{sync::Semaphore, task::JoinSet};
 
-use case::Case;
+use case::{CallCase, Case};
+use door::Door;
 
 /// The cases that come with the project: from bug reports, and for what those leave out.
 const FILES: [&str; 2] = [
@@ -63,7 +65,25 @@ fn behaviour_cases_pass() {
     let (limits, calls): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.mode == "limiter");
     let mut results: Vec<(String, Result)> = limits.iter().map(|case| (case.id.clone(), limiter_case(case))).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    results.extend(runtime.block_on(all(calls)));
+    results.extend(runtime.block_on(all(calls, Door::Client)));
+    judge(results);
+}
+
+#[test]
+fn behaviour_cases_pass_through_every_adapter() {
+    let picked = std::env::var("ABIDE_CASE").unwrap_or_default();
+    let cases = FILES.into_iter().flat_map(read).filter(|case| case.id.contains(&picked) && case.mode == "call");
+    let cases: Vec<Case> = cases.collect();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for door in Door::ADAPTERS {
+        let expressed = |case: &&Case| case.body::<CallCase>().is_ok_and(|case| door.expresses(&case));
+        let cases: Vec<Case> = cases.iter().filter(expressed).cloned().collect();
+        println!("{door:?}: {} cases", cases.len());
+        judge(runtime.block_on(all(cases, door)));
+    }
+}
+
+fn judge(results: Vec<(String, Result)>) {
     let failed = report(&results);
     assert_eq!(failed, 0, "cases failed");
 }
@@ -80,26 +100,26 @@ fn limiter_case(case: &Case) -> Result {
     judged(case.body().map(|body| limiter::run(&body)))
 }
 
-async fn all(cases: Vec<Case>) -> Vec<(String, Result)> {
+async fn all(cases: Vec<Case>, door: Door) -> Vec<(String, Result)> {
     let slots = Arc::new(Semaphore::new(AT_ONCE));
     let mut running = JoinSet::new();
     for case in cases {
         let slots = Arc::clone(&slots);
         running.spawn(async move {
-            let result = Box::pin(one(&case, slots)).await;
+            let result = Box::pin(one(&case, door, slots)).await;
             (case.id, result)
         });
     }
     running.join_all().await
 }
 
-async fn one(case: &Case, slots: Arc<Semaphore>) -> Result {
+async fn one(case: &Case, door: Door, slots: Arc<Semaphore>) -> Result {
     if let Some(missing) = missing(case) {
         return missing;
     }
     match case.mode.as_str() {
         "call" => match case.body() {
-            Ok(body) => judged(Ok(call::run(body, slots).await)),
+            Ok(body) => judged(Ok(call::run(body, door, slots).await)),
             Err(problem) => judged(Err(problem)),
         },
         "multi" => match case.body() {

@@ -53,7 +53,7 @@ async fn play(case: &MultiCase) -> Result<Vec<String>, String> {
         let (at, cancel) = (started + clock::ms(spec.at_ms), spec.cancel_at_ms);
         calls.spawn(async move {
             clock::sleep_until(at).await;
-            Done { call, outcome: Box::pin(outcome::outcome(request, cancel)).await }
+            Done { call, outcome: Box::pin(outcome::outcome(request.send(), cancel)).await }
         });
     }
     let done = calls.join_all().await;

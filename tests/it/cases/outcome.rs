@@ -1,8 +1,8 @@
 //! What a call came to, in the words of the cases.
 
-use std::error::Error;
+use std::{error::Error, future::Future};
 
-use abide::{RequestBuilder, ResponseExt};
+use abide::ResponseExt;
 use http::HeaderMap;
 use tokio::time::Instant;
 use tokio_rustls::rustls::Error as TlsError;
@@ -37,8 +37,11 @@ pub(crate) struct AttemptTold {
 }
 
 /// Sends, reads the body, and tells what came of it; dropped after `cancel_at_ms`.
-pub(crate) async fn outcome(request: RequestBuilder, cancel_at_ms: Option<u64>) -> Outcome {
-    let whole = tell(request);
+pub(crate) async fn outcome(
+    call: impl Future<Output = Result<reqwest::Response, abide::Error>>,
+    cancel_at_ms: Option<u64>,
+) -> Outcome {
+    let whole = tell(call);
     let mut outcome = match cancel_at_ms {
         None => whole.await,
         Some(at) => tokio::time::timeout(clock::ms(at), whole).await.unwrap_or_else(|_| cancelled()),
@@ -51,8 +54,8 @@ fn cancelled() -> Outcome {
     Outcome { what: "error:cancelled".into(), stop: "Cancelled".into(), ..Outcome::default() }
 }
 
-async fn tell(request: RequestBuilder) -> Outcome {
-    let response = match request.send().await {
+async fn tell(call: impl Future<Output = Result<reqwest::Response, abide::Error>>) -> Outcome {
+    let response = match call.await {
         Ok(response) => response,
         Err(error) => return failed(&error),
     };

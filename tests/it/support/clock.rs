@@ -1,5 +1,4 @@
 //! The one place in the tests that reads a clock or sleeps.
-#![expect(clippy::disallowed_methods, reason = "tests on real sockets measure real time")]
 
 use std::time::{Duration, SystemTime};
 

@@ -11,3 +11,8 @@ pub(crate) mod record;
 pub(crate) mod rows;
 pub(crate) mod script;
 pub(crate) mod tls;
+
+/// Whether the tests may take minutes: `ABIDE_LONG` is set.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os("ABIDE_LONG").is_some()
+}

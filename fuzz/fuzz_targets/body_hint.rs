@@ -1,0 +1,8 @@
+//! See `body_hint` in tests/it/fuzzed.rs.
+#![no_main]
+#![allow(dead_code)]
+
+#[path = "../../tests/it/fuzzed.rs"]
+mod fuzzed;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzzed::body_hint(data));

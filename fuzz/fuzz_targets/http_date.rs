@@ -1,0 +1,8 @@
+//! See `http_date` in tests/it/fuzzed.rs.
+#![no_main]
+#![allow(dead_code)]
+
+#[path = "../../tests/it/fuzzed.rs"]
+mod fuzzed;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzzed::http_date(data));
