@@ -80,6 +80,8 @@ enum Phase {
     /// In no line.
     #[default]
     Idle,
+    /// Started, and about to ask.
+    Starting,
     /// Waits on a limit.
     Limited,
     /// Has its permit, and waits for a place on the wire.
@@ -96,7 +98,7 @@ impl Phase {
     }
 
     fn is_waiting(self) -> bool {
-        matches!(self, Self::Limited | Self::Asking)
+        matches!(self, Self::Starting | Self::Limited | Self::Asking)
     }
 }
 
@@ -110,8 +112,7 @@ impl Gate {
     pub(super) fn ticket(self: &Arc<Self>, row: &Row, waiting: Arc<AtomicUsize>) -> Arc<Ticket> {
         let (line, lane, key) = (row.line, row.lane, row.job.idempotency_key.clone());
         let ticket = Ticket { gate: Arc::clone(self), line, lane, key, waiting, standing: Mutex::default() };
-        // It will ask at once.
-        ticket.stand(Phase::Limited);
+        ticket.stand(Phase::Starting);
         Arc::new(ticket)
     }
 
@@ -239,10 +240,10 @@ impl Ticket {
         let mut books = lock(&self.gate.books);
         let was = std::mem::replace(&mut self.standing().phase, phase);
         match (was.is_waiting(), phase.is_waiting()) {
-            (false, true) => drop(self.waiting.fetch_add(1, Ordering::Relaxed)),
-            (true, false) => drop(self.waiting.fetch_sub(1, Ordering::Relaxed)),
-            _ => {}
-        }
+            (false, true) => self.waiting.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.waiting.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
         if was.has_place() && !phase.has_place() {
             books.on_wire = books.on_wire.saturating_sub(1);
         }
