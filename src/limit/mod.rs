@@ -19,6 +19,9 @@ mod queue;
 mod quota;
 mod routes;
 mod scope;
+mod slack;
+#[cfg(test)]
+mod tests;
 mod tick;
 
 use std::{sync::Arc, task::Waker, time::Duration};
