@@ -12,6 +12,8 @@ mod key;
 mod keyed;
 mod learn;
 mod learned;
+#[cfg(all(test, abide_loom))]
+mod loom_gate;
 mod meter;
 mod pace;
 mod pause;
