@@ -15,6 +15,7 @@ use super::{
     Key, Limiter, Route, Unit,
     costs::Costs,
     keyed::{Cell, KeyState, Origin},
+    pause::ProbeId,
     routes::GroupId,
     scope::{Turn, Want, Why},
     tick::Tick,
@@ -58,7 +59,7 @@ enum Stage {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     group: GroupId,
-    probe: bool,
+    probe: Option<ProbeId>,
 }
 
 impl Acquire {
@@ -223,7 +224,7 @@ impl fmt::Debug for Acquire {
 pub struct Permit {
     cell: Arc<Cell>,
     costs: Costs,
-    probe: bool,
+    probe: Option<ProbeId>,
     route: Option<Route>,
     held: Option<Held>,
     sent: Option<Sent>,
@@ -239,7 +240,7 @@ struct Sent {
 
 impl Permit {
     /// Of a key without routes.
-    pub(crate) fn of_key(cell: Arc<Cell>, costs: Costs, probe: bool) -> Self {
+    pub(crate) fn of_key(cell: Arc<Cell>, costs: Costs, probe: Option<ProbeId>) -> Self {
         Self { cell, costs, probe, route: None, held: None, sent: None }
     }
 
@@ -278,19 +279,20 @@ impl Permit {
             self.probe_back(state);
             state.observe(hints, &origin, self.cell.config.rules, wakes);
         });
-        self.probe = false;
+        self.probe = None;
         if let Some(held) = &mut self.held {
-            held.probe = false;
+            held.probe = None;
         }
     }
 
     /// The probe of a pause has its answer, or has failed.
     fn probe_back(&self, state: &mut KeyState) {
-        if self.probe {
-            state.scope.probe_back();
+        if let Some(probe) = self.probe {
+            state.scope.probe_back(probe);
         }
-        if let Some(group) = self.held.filter(|held| held.probe).and_then(|held| state.group(held.group)) {
-            group.scope.probe_back();
+        let Some(Held { group, probe: Some(probe) }) = self.held else { return };
+        if let Some(group) = state.group(group) {
+            group.scope.probe_back(probe);
         }
     }
 

@@ -83,6 +83,9 @@ impl Guard {
 
     /// Takes back units of a commit at `sent` whose real cost was lower; nothing, if it no longer counts.
     pub(crate) fn take_back(&mut self, units: u64, sent: Tick) {
+        if sent < self.dropped {
+            return;
+        }
         let index = self.slices.partition_point(|(end, _)| *end <= sent);
         if let Some((_, count)) = self.slices.get_mut(index).filter(|(end, _)| end.since(sent) <= self.window) {
             let back = units.min(*count);

@@ -89,6 +89,10 @@ impl Route {
         }
         Self(hasher.finish())
     }
+
+    pub(crate) const fn bits(self) -> u64 {
+        self.0
+    }
 }
 
 /// A number, a UUID, or 16 and more letters and digits.

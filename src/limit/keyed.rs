@@ -3,9 +3,15 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     task::Waker,
 };
+
+/// A test of all interleavings puts its own lock in the place of std's.
+#[cfg(all(test, abide_loom))]
+use loom::sync::{Mutex as StateLock, MutexGuard};
+#[cfg(not(all(test, abide_loom)))]
+use std::sync::{Mutex as StateLock, MutexGuard};
 
 use super::{
     Config, Key, Route,
@@ -59,7 +65,8 @@ impl KeyState {
     /// Reads an answer: into the key, into the route's group, and into the pause of the one or the other.
     pub(crate) fn observe(&mut self, hints: &Hints, origin: &Origin, rules: Rules, wakes: &mut Vec<Waker>) {
         let now = origin.now;
-        let answer = Answer { order: origin.order, sent: origin.sent, now, refused: hints.refused };
+        let (refused, advertised) = (hints.refused, !hints.quotas.is_empty());
+        let answer = Answer { order: origin.order, sent: origin.sent, now, refused, advertised };
         let book = self.book.get_or_insert_default();
         book.hear(&mut self.scope, &answer);
         let of_route = |hint: &&QuotaHint| hint.scope == QuotaScope::Route && origin.route.is_some();
@@ -77,13 +84,16 @@ impl KeyState {
     fn learn_route(&mut self, hints: &Hints, origin: &Origin, answer: &Answer, rules: Rules) {
         let Some(route) = origin.route else { return };
         let of_route = || hints.quotas.iter().filter(|hint| hint.scope == QuotaScope::Route);
-        let Some(id) = GroupId::of(of_route()) else {
+        let Some(id) = GroupId::of(route, of_route()) else {
             if let Some(routes) = &mut self.routes {
                 routes.unbind(route);
             }
             return;
         };
-        let group = self.routes.get_or_insert_default().bind(route, id, answer.now);
+        // What was sent before the quota was known: this one, and where nobody tells what is left, all on the way.
+        let counted = of_route().all(|hint| hint.remaining.is_some());
+        let before = if counted { 1 } else { 1 + self.scope.orders().saturating_sub(answer.order) };
+        let Some(group) = self.routes.get_or_insert_default().bind(route, id, (before, answer.now)) else { return };
         // An attempt sent before its route was bound has no order in the group: it counts as the newest.
         let order = origin.group.filter(|(of, _)| *of == id).map_or_else(|| group.scope.orders(), |(_, order)| order);
         let answer = Answer { order, ..*answer };
@@ -116,10 +126,14 @@ impl KeyState {
 pub(crate) struct Cell {
     pub(crate) key: Key,
     pub(crate) config: Arc<Config>,
-    state: Mutex<KeyState>,
+    state: StateLock<KeyState>,
 }
 
 impl Cell {
+    pub(crate) fn new(key: Key, config: &Arc<Config>, now: Tick) -> Self {
+        Self { key, config: Arc::clone(config), state: StateLock::new(KeyState::new(config, now)) }
+    }
+
     /// Runs pure code under the lock, then wakes whom it names, outside of it.
     pub(crate) fn with<R>(&self, run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R) -> R {
         let mut wakes = Vec::new();
@@ -165,8 +179,7 @@ impl Keyed {
         if cells.len() >= config.max_keys {
             return None;
         }
-        let state = Mutex::new(KeyState::new(config, now));
-        let cell = Arc::new(Cell { key: *key, config: Arc::clone(config), state });
+        let cell = Arc::new(Cell::new(*key, config, now));
         cells.insert(*key, Arc::clone(&cell));
         drop(cells);
         self.look_again(*key, now.plus(SECOND));

@@ -40,6 +40,8 @@ pub(crate) struct Answer {
     pub(crate) sent: Tick,
     pub(crate) now: Tick,
     pub(crate) refused: bool,
+    /// It told a quota, be it of this scope or of another.
+    pub(crate) advertised: bool,
 }
 
 impl Book {
@@ -47,7 +49,9 @@ impl Book {
     pub(crate) fn hear(&mut self, scope: &mut Scope, answer: &Answer) {
         scope.advance(answer.now);
         self.heard = Some(answer.now);
-        self.latency.add(answer.now.since(answer.sent));
+        if answer.now > answer.sent {
+            self.latency.add(answer.now.since(answer.sent));
+        }
         scope.patience = PATIENCE.max(self.latency.median.saturating_mul(2));
         if scope.ramp.end() {
             scope.restless();
@@ -66,6 +70,7 @@ impl Book {
         let mut told = false;
         let newer = answer.order >= self.newest;
         self.newest = self.newest.max(answer.order);
+        self.learned.iter_mut().for_each(|known| known.told = false);
         for hint in hints {
             told = true;
             if newer {
@@ -73,7 +78,9 @@ impl Book {
             }
         }
         self.forget_silent(scope, answer.now);
-        if !told && self.learned.is_empty() {
+        // A refusal by a route's quota says nothing about the key.
+        let elsewhere = answer.refused && answer.advertised && !told;
+        if !told && !elsewhere && self.learned.is_empty() {
             self.experience(scope, answer);
         }
         scope.restless();
@@ -96,8 +103,7 @@ impl Book {
             headroom: rules.headroom,
         };
         let place = self.learned.iter().position(|known| known.is(hint, true));
-        let place =
-            place.or_else(|| self.learned.iter().position(|known| known.heard < answer.now && known.is(hint, false)));
+        let place = place.or_else(|| self.learned.iter().position(|known| !known.told && known.is(hint, false)));
         let index = match place {
             Some(index) => index,
             None => match Learned::begin(hint, &seen) {

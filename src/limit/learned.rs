@@ -19,6 +19,8 @@ pub(crate) struct Learned {
     unit: Unit,
     kind: Kind,
     pub(crate) heard: Tick,
+    /// By the answer that is being read: two quotas of one answer may have the same name.
+    pub(crate) told: bool,
     /// Its place among the scope's meters.
     pub(crate) meter: usize,
 }
@@ -72,6 +74,8 @@ pub(crate) struct Seen {
     pub(crate) headroom: f64,
 }
 
+/// Longest window that is kept as told, 73 years: products of two still fit the integers.
+const LONGEST: u64 = 1 << 61;
 const MOST_STEPS: u32 = 10;
 const QUIET: u64 = 10;
 const MOST_QUIET: u64 = 640;
@@ -84,10 +88,7 @@ impl Learned {
             Kind::Contract(contract) => {
                 let quota = contract.quota(seen.headroom, &hint.unit);
                 let mut meter = Meter::with_level(&quota, 1, seen.now);
-                if let Some(guard) = meter.guard_mut().filter(|_| hint.unit == Unit::Requests) {
-                    // What was sent before anything was known counts too.
-                    guard.commit(seen.orders.min(quota.units().into()), seen.now);
-                }
+                count_past(&mut meter, seen);
                 meter
             }
             Kind::Counter(_) => {
@@ -105,6 +106,7 @@ impl Learned {
             unit: hint.unit.clone(),
             kind,
             heard: seen.now,
+            told: true,
             meter: usize::MAX,
         };
         Some((learned, meter))
@@ -115,7 +117,7 @@ impl Learned {
         self.name.as_deref() == hint.name.as_deref()
             && self.partition.as_deref() == hint.partition.as_deref()
             && self.unit == hint.unit
-            && (!same_window || self.window() == hint.window.map(nanos_of))
+            && (!same_window || self.window() == hint.window.map(|window| nanos_of(window).min(LONGEST)))
     }
 
     fn window(&self) -> Option<u64> {
@@ -136,7 +138,7 @@ impl Learned {
 
     /// Reads a newer hint into the meter.
     pub(crate) fn update(&mut self, meter: &mut Meter, hint: &QuotaHint, seen: &Seen) {
-        self.heard = seen.now;
+        (self.heard, self.told) = (seen.now, true);
         match (&mut self.kind, Kind::of(hint)) {
             (Kind::Contract(contract), told) => {
                 let mut next = *contract;
@@ -156,8 +158,10 @@ impl Learned {
                 correct(meter, hint, next.limit, seen.now);
             }
             (Kind::Counter(_), Some(Kind::Contract(told))) => {
-                let quota = told.quota(seen.headroom, &self.unit);
-                *meter = Meter::with_level(&quota, 1, seen.now);
+                meter.replace(&told.quota(seen.headroom, &self.unit), seen.now);
+                if hint.remaining.is_none() {
+                    count_past(meter, seen);
+                }
                 self.kind = Kind::Contract(told);
                 correct(meter, hint, told.limit, seen.now);
             }
@@ -165,7 +169,7 @@ impl Learned {
                 counter.limit = told.limit.max(if hint.limit.is_some() { 0.0 } else { counter.limit });
                 counter.longest = counter.longest.max(told.longest);
                 if let Some(contract) = counter.infer(hint, seen) {
-                    *meter = Meter::with_level(&contract.quota(seen.headroom, &self.unit), 1, seen.now);
+                    meter.replace(&contract.quota(seen.headroom, &self.unit), seen.now);
                     self.kind = Kind::Contract(contract);
                     correct(meter, hint, contract.limit, seen.now);
                 } else {
@@ -180,7 +184,7 @@ impl Learned {
 impl Kind {
     fn of(hint: &QuotaHint) -> Option<Self> {
         let limit = hint.limit.filter(|limit| *limit > 0.0 && limit.is_finite());
-        let window = hint.window.map(nanos_of).filter(|window| *window > 0);
+        let window = hint.window.map(nanos_of).filter(|window| *window > 0).map(|window| window.min(LONGEST));
         if let (Some(limit), Some(window)) = (limit, window) {
             return Some(Self::Contract(Contract::new(limit, window)));
         }
@@ -202,7 +206,8 @@ impl Contract {
         let window = stretched.saturating_add(self.spread);
         if self.limit < 1.0 {
             // Half a request a second is one in two seconds.
-            return Quota::window(1, Duration::from_nanos(whole(window as f64 / self.limit))).unit(unit.clone());
+            let window = whole(window as f64 / self.limit).min(LONGEST);
+            return Quota::window(1, Duration::from_nanos(window)).unit(unit.clone());
         }
         let units = whole(self.limit - (headroom * self.limit).floor()).max(1);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
@@ -234,6 +239,14 @@ impl Contract {
         if wanted > self.spread || wanted.saturating_add(2 * grain) < self.spread {
             self.spread = wanted;
         }
+    }
+}
+
+/// What was sent before anything was known counts too.
+fn count_past(meter: &mut Meter, seen: &Seen) {
+    let requests = *meter.unit() == Unit::Requests;
+    if let Some(guard) = meter.guard_mut().filter(|_| requests) {
+        guard.commit(seen.orders.min(guard.limit()), seen.now);
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
     guard::Guard,
     pace::Pace,
     quota::Contract,
+    slack::Slack,
     tick::{Tick, nanos_of},
 };
 
@@ -20,6 +21,10 @@ pub(crate) struct Meter {
     /// Nothing is granted before this instant: the server said that nothing is left.
     stopped: Tick,
     allowance: Option<Allowance>,
+    /// Of a configured bucket, whose burst is a promise; none of a window, or of a rate that was learned.
+    slack: Option<Slack>,
+    /// Costs committed before this instant are not in its books.
+    born: Tick,
     unit: Unit,
 }
 
@@ -33,7 +38,8 @@ struct Allowance {
 impl Meter {
     /// A quota at rest: the whole burst is there.
     pub(crate) fn full(quota: &Quota, now: Tick) -> Self {
-        Self::with_level(quota, quota.burst_units(), now)
+        let slack = (quota.contract() == Contract::Bucket).then(Slack::default);
+        Self { slack, ..Self::with_level(quota, quota.burst_units(), now) }
     }
 
     /// A quota of which `level` units may be taken at once; the past is unknown.
@@ -46,6 +52,8 @@ impl Meter {
             held: 0,
             stopped: Tick::default(),
             allowance: None,
+            slack: None,
+            born: now,
             unit: quota.unit_ref().clone(),
         }
     }
@@ -101,10 +109,14 @@ impl Meter {
         cost.min(self.pace.burst().into())
     }
 
-    /// Whether `cost` can never be granted: above the window's units, or above a bucket's burst.
+    /// Whether `cost` can never be granted: above the window's units, or above a bucket's burst. The burst of a rate
+    /// that was learned is no promise of the server.
     pub(crate) fn is_never(&self, cost: u64) -> bool {
-        let most = self.guard.as_ref().map_or_else(|| self.pace.burst().into(), Guard::limit);
-        cost > most
+        match (&self.guard, &self.slack) {
+            (Some(guard), _) => cost > guard.limit(),
+            (None, Some(_)) => cost > self.pace.burst().into(),
+            (None, None) => false,
+        }
     }
 
     pub(crate) fn hold(&mut self, cost: u64) {
@@ -117,9 +129,16 @@ impl Meter {
 
     /// What was held goes on the wire at `now`.
     pub(crate) fn commit(&mut self, cost: u64, now: Tick) {
+        self.note_slack(cost, now);
         self.held -= cost.min(self.held);
         if let Some(guard) = self.guard.as_mut().filter(|_| cost > 0) {
             guard.commit(cost, now);
+        }
+    }
+
+    fn note_slack(&mut self, cost: u64, now: Tick) {
+        if let Some(slack) = self.slack.as_mut().filter(|_| cost > 0) {
+            slack.note(self.pace.slack(self.held), now);
         }
     }
 
@@ -142,12 +161,17 @@ impl Meter {
     /// Corrects a cost committed at `sent` to what it really was.
     pub(crate) fn settle(&mut self, charged: u64, actual: u64, sent: Tick, now: Tick) {
         if actual >= charged {
+            self.note_slack(actual - charged, now);
             self.pace.take(actual - charged);
             if let Some(guard) = &mut self.guard {
                 guard.commit(actual - charged, now);
             }
-        } else {
-            self.pace.give(charged - actual);
+        } else if sent >= self.born {
+            let room = self.slack.as_ref().map_or(i128::MAX, |slack| slack.since(sent));
+            let given = self.pace.give_at_most(charged - actual, room);
+            if let Some(slack) = &mut self.slack {
+                slack.lower(given, sent);
+            }
             self.pace.fill(now, self.held, false);
             if let Some(guard) = &mut self.guard {
                 guard.take_back(charged - actual, sent);
@@ -209,6 +233,13 @@ impl Meter {
         if let Some(guard) = &mut self.guard {
             guard.rerate(quota.units().into(), per);
         }
+    }
+
+    /// Keeps another quota from now on; what is held stays held.
+    pub(crate) fn replace(&mut self, quota: &Quota, now: Tick) {
+        let held = self.held;
+        *self = Self::with_level(quota, 1, now);
+        self.adopt_held(held);
     }
 
     /// Units that could be taken at once now.

@@ -12,6 +12,8 @@ mod key;
 mod keyed;
 mod learn;
 mod learned;
+#[cfg(all(test, abide_loom))]
+mod loom_gate;
 mod meter;
 mod pace;
 mod pause;
@@ -19,6 +21,9 @@ mod queue;
 mod quota;
 mod routes;
 mod scope;
+mod slack;
+#[cfg(test)]
+mod tests;
 mod tick;
 
 use std::{sync::Arc, task::Waker, time::Duration};

@@ -75,6 +75,18 @@ impl Pace {
         self.level += scaled(units, self.per);
     }
 
+    /// Gives back `units`, but no more than `most`, in units × `per`. Gives how much that was.
+    pub(crate) fn give_at_most(&mut self, units: u64, most: i128) -> i128 {
+        let given = scaled(units, self.per).min(most);
+        self.level += given;
+        given
+    }
+
+    /// What is missing to full, in units × `per`, apart from what is held; 0 at least.
+    pub(crate) fn slack(&self, held: u64) -> i128 {
+        (scaled(self.burst.into(), self.per) - scaled(held, self.per) - self.level).max(0)
+    }
+
     /// The instant at which it holds `units`, if nothing is taken until then and, from `from` on, no cap is met.
     pub(crate) fn ready_at(&self, units: u64, from: Tick) -> Tick {
         let missing = scaled(units, self.per) - self.level;

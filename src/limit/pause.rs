@@ -14,7 +14,13 @@ pub(crate) struct Pause {
     /// The end was reached and the levels were cut.
     ended: bool,
     probe: Probe,
+    /// Probes so far.
+    probes: u32,
 }
+
+/// Which probe a permit is: the answer to one of an earlier pause says nothing about the present one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProbeId(u32);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Probe {
@@ -23,7 +29,7 @@ enum Probe {
     /// The next grant is the probe.
     Due,
     /// It is out; nobody else goes before this instant.
-    Out(Tick),
+    Out(ProbeId, Tick),
 }
 
 impl Pause {
@@ -55,34 +61,42 @@ impl Pause {
     /// The instant before which nothing may go, by the pause or its probe.
     pub(crate) fn not_before(&self) -> Tick {
         match self.probe {
-            Probe::Out(until) => self.until.max(until),
+            Probe::Out(_, until) => self.until.max(until),
             Probe::None | Probe::Due => self.until,
         }
     }
 
-    /// A grant goes out at `now`: gives whether it is the probe, which holds the others back for `patience` at most.
-    pub(crate) fn grant(&mut self, now: Tick, patience: u64) -> bool {
-        let due = self.probe == Probe::Due;
+    /// A grant goes out at `now`: gives which probe it is, if it is one: it holds the others back for `patience` at most.
+    pub(crate) fn grant(&mut self, now: Tick, patience: u64) -> Option<ProbeId> {
         match self.probe {
-            Probe::Due => self.probe = Probe::Out(now.plus(patience)),
-            Probe::Out(until) if until <= now => self.probe = Probe::None,
-            Probe::Out(_) | Probe::None => {}
+            Probe::Due => {
+                self.probes = self.probes.wrapping_add(1);
+                let id = ProbeId(self.probes);
+                self.probe = Probe::Out(id, now.plus(patience));
+                return Some(id);
+            }
+            Probe::Out(_, until) if until <= now => self.probe = Probe::None,
+            Probe::Out(..) | Probe::None => {}
         }
-        due
+        None
     }
 
     /// The probe has its answer, failed, or was dropped on the wire.
-    pub(crate) fn probe_back(&mut self) {
-        if let Probe::Out(_) = self.probe {
+    pub(crate) fn probe_back(&mut self, id: ProbeId) {
+        if self.is_out(id) {
             self.probe = Probe::None;
         }
     }
 
     /// The probe was given back unsent: the next grant is the probe.
-    pub(crate) fn probe_unsent(&mut self) {
-        if let Probe::Out(_) = self.probe {
+    pub(crate) fn probe_unsent(&mut self, id: ProbeId) {
+        if self.is_out(id) {
             self.probe = Probe::Due;
         }
+    }
+
+    fn is_out(&self, id: ProbeId) -> bool {
+        matches!(self.probe, Probe::Out(out, _) if out == id)
     }
 
     pub(crate) fn is_quiet(&self, now: Tick) -> bool {
@@ -165,13 +179,30 @@ mod tests {
         let mut pause = Pause::default();
         pause.extend(ms(10), ms(0));
         pause.take_end(ms(10));
-        assert!(pause.grant(ms(10), 250_000_000));
+        let probe = pause.grant(ms(10), 250_000_000).unwrap();
         assert_eq!(pause.not_before(), ms(260));
-        pause.probe_unsent();
-        assert!(pause.grant(ms(20), 250_000_000));
-        pause.probe_back();
+        pause.probe_unsent(probe);
+        let probe = pause.grant(ms(20), 250_000_000).unwrap();
+        pause.probe_back(probe);
         assert!(pause.is_quiet(ms(20)));
-        assert!(!pause.grant(ms(20), 250_000_000));
+        assert!(pause.grant(ms(20), 250_000_000).is_none());
+    }
+
+    /// The late answer of the first pause's probe let everybody out behind the second pause's probe.
+    #[test]
+    fn a_probe_of_an_earlier_pause_ends_nothing() {
+        let mut pause = Pause::default();
+        pause.extend(ms(10), ms(0));
+        pause.take_end(ms(10));
+        let first = pause.grant(ms(10), 250_000_000).unwrap();
+        pause.extend(ms(1_000), ms(300));
+        pause.take_end(ms(1_000));
+        let second = pause.grant(ms(1_000), 250_000_000).unwrap();
+        pause.probe_back(first);
+        pause.probe_unsent(first);
+        assert_eq!(pause.not_before(), ms(1_250));
+        pause.probe_back(second);
+        assert!(pause.is_quiet(ms(1_000)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, task::Waker};
 
 use super::{
     costs::{Costs, Sums},
+    pause::ProbeId,
     tick::Tick,
 };
 
@@ -21,6 +22,8 @@ pub(crate) const EXACT: usize = 16;
 pub(crate) struct Waiter {
     pub(crate) costs: Costs,
     pub(crate) deadline: Tick,
+    /// The longest pause worth waiting for, in nanoseconds.
+    pub(crate) max_pause: u64,
     /// Requests that had joined before this one, ever.
     pub(crate) behind: u64,
     /// Its timer stands at its exact forecast.
@@ -32,8 +35,7 @@ pub(crate) struct Waiter {
 #[derive(Debug)]
 pub(crate) struct Granted {
     pub(crate) waiter: Waiter,
-    pub(crate) probe: bool,
-    /// Never, while it stands in the line of a wider scope.
+    pub(crate) probe: Option<ProbeId>,
     pub(crate) lapses: Tick,
 }
 
@@ -44,7 +46,7 @@ pub(crate) struct Queue {
     granted: BTreeMap<u64, Granted>,
     /// No grant lapses before this instant.
     soonest: Tick,
-    /// Not polled in time; out of the line until polled again.
+    /// Not polled in time, or not to be served; out of the line until polled again.
     lapsed: BTreeMap<u64, Waiter>,
     joined: u64,
     left: u64,
@@ -73,15 +75,26 @@ impl Queue {
     }
 
     /// One stands in line; `seq` is above all that were used before.
-    pub(crate) fn join(&mut self, seq: u64, costs: Costs, deadline: Tick) {
+    pub(crate) fn join(&mut self, seq: u64, costs: Costs, (deadline, max_pause): (Tick, u64)) {
         self.sums.add(&costs);
-        let waiter = Waiter { costs, deadline, behind: self.joined, exact: false, waker: None };
+        let waiter = Waiter { costs, deadline, max_pause, behind: self.joined, exact: false, waker: None };
         self.joined += 1;
         self.waiting.insert(seq, waiter);
     }
 
     pub(crate) fn first(&self) -> Option<&Waiter> {
         self.waiting.first_key_value().map(|(_, waiter)| waiter)
+    }
+
+    /// The first in line cannot be served as things stand: it is out of the line until polled again.
+    pub(crate) fn set_first_aside(&mut self) -> Option<Waker> {
+        let (seq, mut waiter) = self.waiting.pop_first()?;
+        self.sums.sub(&waiter.costs);
+        self.left += 1;
+        self.restless = true;
+        let waker = waiter.waker.take();
+        self.lapsed.insert(seq, waiter);
+        waker
     }
 
     /// The first in line is too late: it leaves, and learns why when polled.
@@ -111,7 +124,7 @@ impl Queue {
     }
 
     /// The first in line is granted; it has until `lapses` to collect. Gives its waker.
-    pub(crate) fn grant_first(&mut self, probe: bool, lapses: Tick) -> Option<Waker> {
+    pub(crate) fn grant_first(&mut self, probe: Option<ProbeId>, lapses: Tick) -> Option<Waker> {
         let (seq, mut waiter) = self.waiting.pop_first()?;
         self.sums.sub(&waiter.costs);
         self.left += 1;
@@ -127,7 +140,7 @@ impl Queue {
     }
 
     /// A grant that lapsed at or before `now`; its waiter keeps its place and returns to it when polled.
-    pub(crate) fn lapse(&mut self, now: Tick) -> Option<(Costs, bool)> {
+    pub(crate) fn lapse(&mut self, now: Tick) -> Option<(Costs, Option<ProbeId>)> {
         if self.granted.is_empty() || now < self.soonest {
             return None;
         }
@@ -140,6 +153,12 @@ impl Queue {
         let costs = waiter.costs.clone();
         self.lapsed.insert(seq, waiter);
         Some((costs, probe))
+    }
+
+    /// Grants that nobody has collected lapse now.
+    pub(crate) fn recall(&mut self, now: Tick) {
+        self.granted.values_mut().for_each(|granted| granted.lapses = granted.lapses.min(now));
+        self.soonest = self.soonest.min(now);
     }
 
     /// An instant not after the next lapse of a grant.
@@ -196,8 +215,9 @@ impl Queue {
         }
     }
 
-    /// Wakers of those whose deadline lies before `until`: they will be refused.
-    pub(crate) fn wake_hopeless(&mut self, until: Tick, wakes: &mut Vec<Waker>) {
-        wakes.extend(self.waiting.values_mut().filter(|w| w.deadline < until).filter_map(|w| w.waker.take()));
+    /// Wakers of those who will not wait for a pause until `until`: they will be refused.
+    pub(crate) fn wake_hopeless(&mut self, until: Tick, now: Tick, wakes: &mut Vec<Waker>) {
+        let hopeless = |w: &&mut Waiter| w.deadline <= until || w.max_pause < until.since(now);
+        wakes.extend(self.waiting.values_mut().filter(hopeless).filter_map(|w| w.waker.take()));
     }
 }

@@ -17,19 +17,25 @@ use crate::headers::QuotaHint;
 /// Routes of one key, and groups of them; the idlest leaves.
 pub(crate) const MOST: usize = 256;
 
+/// Riot's family `X-Method-Rate-Limit` names no bucket: each method has its own.
+/// <https://developer.riotgames.com/docs/portal#web-apis_rate-limiting>
+const METHOD: &str = "method";
+
 /// The name of a group: a hash of its quotas' names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GroupId(u128);
 
 impl GroupId {
-    /// Of the route quotas that one answer told, in any order.
-    pub(crate) fn of<'a>(hints: impl Iterator<Item = &'a QuotaHint>) -> Option<Self> {
+    /// Of the route quotas that one answer of `route` told, in any order.
+    pub(crate) fn of<'a>(route: Route, hints: impl Iterator<Item = &'a QuotaHint>) -> Option<Self> {
         let mut names: Vec<(&str, &str)> = hints
             .map(|hint| (hint.name.as_deref().unwrap_or_default(), hint.partition.as_deref().unwrap_or_default()))
             .collect();
         names.sort_unstable();
         names.dedup();
+        let own = names.iter().any(|(name, _)| *name == METHOD).then(|| route.bits().to_be_bytes());
         let parts = names.iter().flat_map(|(name, partition)| [name.as_bytes(), partition.as_bytes()]);
+        let parts = parts.chain(own.as_ref().map(<[u8; 8]>::as_slice));
         (!names.is_empty()).then(|| Self(Key::of_parts(parts).bits()))
     }
 }
@@ -61,23 +67,28 @@ impl Routes {
         self.groups.get_mut(&id)
     }
 
-    /// The latest answer of `route` told these quotas.
-    pub(crate) fn bind(&mut self, route: Route, id: GroupId, now: Tick) -> &mut Group {
+    /// The latest answer of `route` told these quotas; none if all places are taken by groups that are in use. `before`:
+    /// attempts sent under them before they were known, if they are new.
+    pub(crate) fn bind(&mut self, route: Route, id: GroupId, (before, now): (u64, Tick)) -> Option<&mut Group> {
+        if !self.groups.contains_key(&id) && self.groups.len() >= MOST {
+            self.drop_idle(now);
+            if self.groups.len() >= MOST {
+                self.unbind(route);
+                return None;
+            }
+        }
         if !self.bound.contains_key(&route) && self.bound.len() >= MOST {
             let idlest = self.bound.iter().min_by_key(|(_, (_, used))| *used).map(|(route, _)| *route);
             idlest.map(|idlest| self.bound.remove(&idlest));
         }
         self.bound.insert(route, (id, now));
-        if !self.groups.contains_key(&id) && self.groups.len() >= MOST {
-            self.drop_idle(now);
-        }
         let group = self.groups.entry(id).or_insert_with(|| Group {
-            scope: Scope::new(Vec::new(), u32::MAX, Ramp::over()),
+            scope: Scope::new(Vec::new(), u32::MAX, Ramp::over()).sent_before(before),
             book: Book::default(),
             used: now,
         });
         group.used = now;
-        group
+        Some(group)
     }
 
     /// The latest answer of `route` told no route quota.
@@ -107,5 +118,34 @@ impl Routes {
 impl Group {
     pub(crate) fn rests_at(&self) -> Tick {
         self.scope.rests_at().max(self.book.rests_at())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::{
+        costs::Costs,
+        scope::{Turn, Want},
+    };
+    use http::Method;
+
+    /// Whatever names a server makes up, and even while all groups are in use.
+    #[test]
+    fn routes_and_groups_are_bounded() {
+        let mut routes = Routes::default();
+        for i in 0..1_000u64 {
+            let route = Route::of(&Method::GET, &format!("/r{i}x"));
+            let hint = QuotaHint { name: Some(format!("b{i}")), ..QuotaHint::default() };
+            let id = GroupId::of(route, [&hint].into_iter()).unwrap();
+            let used = i % 2 == 0 || i < 300;
+            if let Some(group) = routes.bind(route, id, (1, Tick::from_nanos(i))).filter(|_| used) {
+                let want =
+                    Want { costs: Costs::default(), deadline: Tick::NEVER, max_pause: u64::MAX, most_waiting: 1 };
+                let turn = group.scope.try_now(&want, Tick::from_nanos(i), &mut Vec::new());
+                assert!(matches!(turn, Turn::Granted { .. }));
+            }
+            assert!(routes.bound.len() <= MOST && routes.groups.len() <= MOST);
+        }
     }
 }

@@ -10,7 +10,7 @@ use super::{
     costs::{Costs, Sums},
     learned::whole,
     meter::Meter,
-    pause::{Pause, Ramp},
+    pause::{Pause, ProbeId, Ramp},
     queue::{Granted, LAPSE, Queue},
     tick::Tick,
 };
@@ -31,7 +31,7 @@ pub(crate) struct Want {
 #[must_use]
 pub(crate) enum Turn {
     /// Held for the caller, who commits or gives back. `probe`: it is the first after a pause.
-    Granted { probe: bool },
+    Granted { probe: Option<ProbeId> },
     /// In line as `seq` among `waiting`; ask again at `until` or when woken.
     Wait { seq: u64, until: Tick, waiting: usize },
     /// No.
@@ -65,8 +65,8 @@ pub(crate) struct Slots {
 impl Slots {
     /// The server told how many requests may be under way; it never raises what is configured.
     pub(crate) fn learn_most(&mut self, limit: Option<f64>) {
-        if let Some(limit) = limit.filter(|limit| (1.0..f64::from(self.configured)).contains(limit)) {
-            self.most = u32::try_from(whole(limit)).unwrap_or(self.configured);
+        if let Some(limit) = limit.filter(|limit| *limit >= 1.0) {
+            self.most = u32::try_from(whole(limit)).unwrap_or(u32::MAX).min(self.configured);
         }
     }
 
@@ -114,6 +114,12 @@ impl Scope {
         }
     }
 
+    /// So many attempts had gone out under its quotas before it was made.
+    pub(crate) fn sent_before(mut self, orders: u64) -> Self {
+        self.orders = orders;
+        self
+    }
+
     /// Asks for `want`: granted if nobody waits and all is there, else in line, else refused.
     pub(crate) fn join(&mut self, want: &Want, waker: &Waker, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
         if let Some(turn) = self.try_join(want, now, wakes) {
@@ -129,7 +135,7 @@ impl Scope {
         }
         let seq = self.next;
         self.next += 1;
-        queue.join(seq, want.costs.clone(), want.deadline);
+        queue.join(seq, want.costs.clone(), (want.deadline, want.max_pause));
         queue.set_waker(seq, waker);
         Turn::Wait { seq, until: self.timer(seq, want, now), waiting: self.waiting() }
     }
@@ -142,7 +148,7 @@ impl Scope {
 
     fn try_join(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Option<Turn> {
         self.pump(now, wakes);
-        if self.meters.iter().any(|meter| meter.is_never(want.costs.get(meter.unit()))) {
+        if self.is_never(&want.costs) {
             return Some(Turn::Refused { why: Why::Never, retry_at: None });
         }
         if let Some(refused) = self.refused_by_pause(want, now) {
@@ -150,6 +156,10 @@ impl Scope {
         }
         let alone = self.queue.as_ref().is_none_or(|queue| queue.is_idle());
         (alone && self.is_ready(&want.costs, now)).then(|| Turn::Granted { probe: self.hold(&want.costs, now) })
+    }
+
+    fn is_never(&self, costs: &Costs) -> bool {
+        self.meters.iter().any(|meter| meter.is_never(costs.get(meter.unit())))
     }
 
     fn refused_by_pause(&self, want: &Want, now: Tick) -> Option<Turn> {
@@ -166,8 +176,9 @@ impl Scope {
 
     /// One in line asks again.
     pub(crate) fn poll(&mut self, (seq, waker): (u64, &Waker), want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
-        // Lapses come first: its own grant may be one of them, and it must stand in line again before others are granted.
-        self.lapse(now);
+        self.advance(now);
+        // A grant that it left uncollected for too long lapses before it stands in its place again.
+        self.lapse_due(now);
         if let Some(queue) = &mut self.queue {
             queue.revive(seq);
         }
@@ -175,7 +186,8 @@ impl Scope {
         if let Some(Granted { probe, .. }) = self.queue.as_mut().and_then(|queue| queue.collect(seq)) {
             return Turn::Granted { probe };
         }
-        let hopeless = self.refused_by_pause(want, now).or_else(|| {
+        let never = self.is_never(&want.costs).then_some(Turn::Refused { why: Why::Never, retry_at: None });
+        let hopeless = never.or_else(|| self.refused_by_pause(want, now)).or_else(|| {
             (now >= want.deadline)
                 .then(|| Turn::Refused { why: Why::Deadline, retry_at: known(self.forecast(seq, &want.costs, now).0) })
         });
@@ -201,11 +213,17 @@ impl Scope {
 
     /// Grants, in order, to all that are due, and wakes whoever should set a new timer.
     pub(crate) fn pump(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
-        self.lapse(now);
+        self.advance(now);
+        self.lapse_due(now);
         let Some(mut queue) = self.queue.take() else { return };
         while let Some(first) = queue.first() {
             if first.deadline <= now {
                 wakes.extend(queue.expire_first());
+                continue;
+            }
+            if self.is_never(&first.costs) {
+                // The limit fell: it will be refused, unless that is over when it asks.
+                wakes.extend(queue.set_first_aside());
                 continue;
             }
             if !self.is_ready(&first.costs, now) {
@@ -221,15 +239,12 @@ impl Scope {
         }
     }
 
-    /// Takes back the grants that nobody collected in time.
-    fn lapse(&mut self, now: Tick) {
-        self.advance(now);
-        let Some(mut queue) = self.queue.take() else { return };
-        while let Some((costs, probe)) = queue.lapse(now) {
-            self.give_back_to(&costs, probe, Some(&mut queue));
+    /// Takes back grants that nobody collected in time.
+    fn lapse_due(&mut self, now: Tick) {
+        while let Some((costs, probe)) = self.queue.as_mut().and_then(|queue| queue.lapse(now)) {
+            self.give_back(&costs, probe);
             self.advance(now);
         }
-        self.queue = Some(queue);
     }
 
     /// Books what happened by itself: refills, expiries, the end of a pause.
@@ -254,8 +269,8 @@ impl Scope {
             && self.meters.iter().all(|meter| meter.is_ready(costs.get(meter.unit()), now))
     }
 
-    /// Takes all of it. Gives whether the grant is a probe.
-    fn hold(&mut self, costs: &Costs, now: Tick) -> bool {
+    /// Takes all of it. Gives which probe the grant is.
+    fn hold(&mut self, costs: &Costs, now: Tick) -> Option<ProbeId> {
         for meter in &mut self.meters {
             meter.hold(costs.get(meter.unit()));
         }
@@ -285,24 +300,16 @@ impl Scope {
     }
 
     /// What was held comes back, exactly once; call [`pump`](Self::pump) after.
-    pub(crate) fn give_back(&mut self, costs: &Costs, probe: bool) {
-        let mut queue = self.queue.take();
-        self.give_back_to(costs, probe, queue.as_deref_mut());
-        self.queue = queue;
-    }
-
-    fn give_back_to(&mut self, costs: &Costs, probe: bool, queue: Option<&mut Queue>) {
+    pub(crate) fn give_back(&mut self, costs: &Costs, probe: Option<ProbeId>) {
         for meter in &mut self.meters {
             meter.give_back(costs.get(meter.unit()));
         }
         self.held.sub(costs);
         self.slots.held -= 1;
-        if probe {
-            self.pause.probe_unsent();
+        if let Some(probe) = probe {
+            self.pause.probe_unsent(probe);
         }
-        if let Some(queue) = queue {
-            queue.restless = true;
-        }
+        self.restless();
     }
 
     /// Corrects the committed cost of a unit; `span`: when it was sent, and now.
@@ -321,19 +328,22 @@ impl Scope {
     }
 
     /// The probe of a pause has its answer, or failed.
-    pub(crate) fn probe_back(&mut self) {
-        self.pause.probe_back();
+    pub(crate) fn probe_back(&mut self, probe: ProbeId) {
+        self.pause.probe_back(probe);
         self.restless();
     }
 
-    /// Asked to wait until an instant; wakes those who cannot wait so long.
-    pub(crate) fn pause_until(&mut self, until: Tick, now: Tick, wakes: &mut Vec<Waker>) -> bool {
+    /// Asked to wait until an instant; takes back what is granted and not collected, wakes those who cannot wait so long.
+    pub(crate) fn pause_until(&mut self, until: Tick, now: Tick, wakes: &mut Vec<Waker>) {
         self.advance(now);
-        let moved = self.pause.extend(until, now);
-        if let (true, Some(queue)) = (moved, &mut self.queue) {
-            queue.wake_hopeless(until, wakes);
+        if !self.pause.extend(until, now) {
+            return;
         }
-        moved
+        if let (Some(until), Some(queue)) = (self.pause.until(now), &mut self.queue) {
+            queue.recall(now);
+            queue.wake_hopeless(until, now, wakes);
+        }
+        self.pump(now, wakes);
     }
 
     /// Adds a quota that was learned; what is held is charged to it too.

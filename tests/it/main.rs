@@ -22,6 +22,9 @@ mod jitter;
 #[cfg(feature = "cli")]
 mod jobs;
 mod limits;
+mod limits_learning;
+mod limits_line;
+mod limits_proofs;
 mod memory;
 mod network;
 mod redirects;
