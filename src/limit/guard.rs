@@ -224,6 +224,19 @@ mod tests {
         assert_eq!(guard.free_at(11, 0, tick(100)), Tick::NEVER);
     }
 
+    /// A late correction took units from its neighbour's slice, which still counted.
+    #[test]
+    fn what_no_longer_counts_is_not_taken_back_from_others() {
+        let mut guard = Guard::new(10, 640);
+        guard.commit(5, tick(9));
+        guard.commit(5, tick(10));
+        guard.expire(tick(650));
+        guard.take_back(5, tick(9));
+        assert_eq!(guard.used(), 5);
+        guard.take_back(5, tick(10));
+        assert_eq!(guard.used(), 0);
+    }
+
     #[test]
     fn others_fade_over_a_window() {
         let mut guard = Guard::new(10, 1000);

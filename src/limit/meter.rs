@@ -328,6 +328,18 @@ mod tests {
         assert!(bucket.is_never(11) && !bucket.is_never(10));
     }
 
+    /// A counter that turned into a contract forgot what was held, and gave back another's instead.
+    #[test]
+    fn another_quota_keeps_what_is_held() {
+        let mut meter = Meter::with_level(&Quota::bucket(10, Duration::from_secs(1)), 10, Tick::default());
+        meter.hold(3);
+        meter.replace(&Quota::per_second(4), Tick::from_nanos(MS));
+        assert_eq!((meter.held(), meter.guard().unwrap().room(meter.held(), Tick::from_nanos(MS))), (3, 1));
+        // What was committed before its time is not in its books.
+        meter.settle(5, 0, Tick::default(), Tick::from_nanos(2 * MS));
+        assert_eq!(meter.left(Tick::from_nanos(2 * MS)), 0);
+    }
+
     #[derive(Clone, Debug)]
     enum Op {
         Hold(u64),
