@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
@@ -85,8 +85,11 @@ impl Acquire {
     fn ask_stage(&mut self, waker: &Waker, now: Tick) -> Turn {
         let want = &self.want;
         if let Some(cell) = &self.cell {
-            let stage = self.stage;
-            let (turn, stage) = cell.with(|state, wakes| advance(state, stage, (want, waker), now, wakes));
+            let (stage, free) = (self.stage, self.route.filter(|_| self.held.is_none()));
+            let (turn, stage) = cell.with(|state, wakes| {
+                let stage = narrowed(state, stage, free, now, wakes);
+                advance(state, stage, (want, waker), now, wakes)
+            });
             self.stage = stage;
             return turn;
         }
@@ -143,6 +146,13 @@ impl Acquire {
 
 /// Not in line yet.
 const NEW: u64 = u64::MAX;
+
+/// The stage, unless the call stands in the key's line and its route was bound meanwhile: then it goes there first.
+fn narrowed(state: &mut KeyState, stage: Stage, free: Option<Route>, now: Tick, wakes: &mut Vec<Waker>) -> Stage {
+    let (Stage::Key { seq }, Some(group)) = (stage, state.group_of(free, now)) else { return stage };
+    state.scope.leave(seq, now, wakes);
+    Stage::Route { group, seq: NEW }
+}
 
 /// One step at a stage: joins its line, or asks again from there.
 fn advance(
@@ -236,6 +246,8 @@ struct Sent {
     order: u64,
     group_order: u64,
     at: Tick,
+    /// Its end frees no slot and ends no probe: it is counted by [`Cell::loose`].
+    loose: bool,
 }
 
 impl Permit {
@@ -253,7 +265,7 @@ impl Permit {
         if self.sent.is_some() {
             return;
         }
-        let (now, costs, held) = (self.now(), &self.costs, self.held);
+        let (now, costs, held, probe) = (self.now(), &self.costs, self.held, self.probe);
         self.sent = Some(self.cell.with(|state, wakes| {
             let order = state.scope.commit(costs, now);
             if state.scope.has_line() {
@@ -265,7 +277,11 @@ impl Permit {
                 group.scope.pump(now, wakes);
                 order
             });
-            Sent { order, group_order, at: now }
+            let loose = held.is_none() && probe.is_none() && state.scope.uncount();
+            if loose {
+                self.cell.loose.fetch_add(1, Ordering::AcqRel);
+            }
+            Sent { order, group_order, at: now, loose }
         }));
     }
 
@@ -325,6 +341,10 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        if self.sent.is_some_and(|sent| sent.loose) {
+            self.cell.loose.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
         let costs = &self.costs;
         self.cell.with(|state, wakes| {
             if self.sent.is_none() {

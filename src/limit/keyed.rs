@@ -3,7 +3,10 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering},
+    },
     task::Waker,
 };
 
@@ -126,12 +129,19 @@ impl KeyState {
 pub(crate) struct Cell {
     pub(crate) key: Key,
     pub(crate) config: Arc<Config>,
+    /// Attempts on the wire that no slot counts: their end needs no lock.
+    pub(crate) loose: AtomicU32,
     state: StateLock<KeyState>,
 }
 
 impl Cell {
     pub(crate) fn new(key: Key, config: &Arc<Config>, now: Tick) -> Self {
-        Self { key, config: Arc::clone(config), state: StateLock::new(KeyState::new(config, now)) }
+        Self {
+            key,
+            config: Arc::clone(config),
+            loose: AtomicU32::new(0),
+            state: StateLock::new(KeyState::new(config, now)),
+        }
     }
 
     /// Runs pure code under the lock, then wakes whom it names, outside of it.
@@ -224,7 +234,8 @@ impl Keyed {
             let rests = {
                 let mut state = cell.lock();
                 state.scope.advance(now);
-                let rests = state.rests_at();
+                let under_way = cell.loose.load(Ordering::Acquire) > 0;
+                let rests = if under_way { Tick::NEVER } else { state.rests_at() };
                 state.gone = rests <= now;
                 rests
             };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     Quota, Unit,
     meter::Meter,
+    pause,
     tick::{Tick, nanos_of},
 };
 use crate::headers::QuotaHint;
@@ -291,7 +292,7 @@ impl Counter {
         let known = self.limit * 0.98 / (self.longest.max(SECOND) as f64 / SECOND as f64);
         meter.rerate(&super::experience::bucket(even.max(known), left / 4).unit(hint.unit.clone()));
         if left > 0 || reset > 0 {
-            meter.allow(left, seen.now.plus(if left == 0 { reset } else { span }));
+            meter.allow(left, seen.now.plus(if left == 0 { reset } else { span }.min(pause::LONGEST)));
         } else {
             // Nothing is left and no instant is named at which there is more: that is no information.
             meter.allow(1, seen.now.plus(span));

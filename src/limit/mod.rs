@@ -26,7 +26,11 @@ mod slack;
 mod tests;
 mod tick;
 
-use std::{sync::Arc, task::Waker, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    task::Waker,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -174,16 +178,17 @@ impl Limiter {
         let cell = self.shared.keys.get(key)?;
         Some(cell.with(|state, wakes| {
             state.scope.pump(now, wakes);
-            self.snapshot_of(state, now)
+            let loose = cell.loose.load(Ordering::Acquire);
+            self.snapshot_of(state, loose, now)
         }))
     }
 
-    fn snapshot_of(&self, state: &KeyState, now: Tick) -> Snapshot {
+    fn snapshot_of(&self, state: &KeyState, loose: u32, now: Tick) -> Snapshot {
         let left = state.scope.meters.iter().map(|meter| (meter.unit().clone(), meter.left(now))).collect();
         Snapshot {
             left,
             waiting: state.scope.waiting(),
-            in_flight: state.scope.slots.in_flight,
+            in_flight: state.scope.slots.in_flight + loose,
             paused_until: state.scope.pause.until(now).map(|tick| self.epoch().instant(tick)),
         }
     }

@@ -294,6 +294,15 @@ impl Scope {
         self.orders
     }
 
+    /// Where slots have no bound, the attempt that was just committed need not be counted. Gives whether that is so.
+    pub(crate) fn uncount(&mut self) -> bool {
+        let unbounded = self.slots.most == u32::MAX;
+        if unbounded {
+            self.slots.in_flight -= 1;
+        }
+        unbounded
+    }
+
     /// Attempts sent so far.
     pub(crate) fn orders(&self) -> u64 {
         self.orders

@@ -418,3 +418,27 @@ async fn an_unreadable_header_is_absent_and_one_event_says_so() {
     assert!(net.gaps()[0] <= ms(51));
     assert_eq!(*unread.lock().unwrap(), [["retry-after", "x-ratelimit-reset"]]);
 }
+
+/// Calls that stood in the key's line before an answer told the quota of their route used to go past it.
+#[tokio::test(start_paused = true)]
+async fn a_route_quota_learned_meanwhile_binds_those_in_line() {
+    let reply = |left: u32| {
+        let answer = status(200).after(ms(10)).header("x-ratelimit-bucket", "b").header("x-ratelimit-limit", "10");
+        answer.header("x-ratelimit-remaining", left.to_string()).header("x-ratelimit-reset-after", "1")
+    };
+    let net = Net::new((0..10).rev().chain((0..10).rev()).map(reply));
+    let client = client(&net);
+    let start = Instant::now();
+    let sends: Vec<_> = (0..20)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.get(URL).send().await.map(|response| response.status()) })
+        })
+        .collect();
+    tokio::time::sleep(ms(900)).await;
+    assert!(net.count() <= 10, "{} sent of 10", net.count());
+    for sent in sends {
+        assert_eq!(sent.await.unwrap().unwrap(), 200);
+    }
+    assert!(start.elapsed() < ms(4_000), "{:?}", start.elapsed());
+}
