@@ -84,9 +84,10 @@ fn waiters() {
         }
         let mut order = tasks.join_all().await;
         order.sort_by_key(|(_, i)| *i);
-        let ordered = order.windows(2).filter(|pair| pair[0].0 > pair[1].0).count();
+        // Who wakes collects first among those granted at the same instant: that is no disorder.
+        let late = order.windows(2).filter(|pair| pair[0].0 > pair[1].0 + Duration::from_millis(1)).count();
         let grant = (self::cpu() - cpu) * 1e6 / f64::from(COUNT);
-        println!("100,000 waiters on one key: {each:.0} bytes each with its boxed future, {grant:.2} µs CPU a grant, {ordered} out of order, {:.1} s", start.elapsed().as_secs_f64());
+        println!("100,000 waiters on one key: {each:.0} bytes each with its boxed future, {grant:.2} µs CPU a grant, {late} out of order by more than 1 ms, {:.1} s", start.elapsed().as_secs_f64());
     });
 }
 

@@ -35,4 +35,5 @@ mod serve;
 mod server;
 mod soak;
 mod support;
+mod surface;
 mod telemetry;
