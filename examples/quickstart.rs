@@ -71,7 +71,11 @@ async fn lost_charge(client: &Client) -> Result<(u32, String), Box<dyn Error + S
     let response = charge.await??;
     let history = response.history().attempts().iter().map(|attempt| match attempt.status() {
         Some(status) => format!("{status} after {:?}", attempt.elapsed()),
-        None => format!("{:?} after {:?}", attempt.error(), attempt.elapsed()),
+        None => format!(
+            "{} after {:?}",
+            attempt.error().map_or_else(String::new, |cause| cause.to_string()),
+            attempt.elapsed()
+        ),
     });
     let history = history.collect::<Vec<_>>().join(", then ");
     Ok((server.charges().total().try_into()?, history))
