@@ -214,6 +214,12 @@ impl ClientBuilder {
             }
         };
         let mut defaults = self.defaults;
+        if defaults.contains_key(self.scheme.name()) {
+            // IETF draft-ietf-httpapi-idempotency-key-header-06 §2: a key is never used again for another request.
+            return Err(Error::builder(
+                "default_headers must not hold the idempotency header: all calls would share a key",
+            ));
+        }
         if let Some(user_agent) = self.user_agent {
             set(&mut defaults, USER_AGENT, user_agent?);
         }

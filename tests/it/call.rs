@@ -442,3 +442,10 @@ async fn a_route_quota_learned_meanwhile_binds_those_in_line() {
     }
     assert!(start.elapsed() < ms(4_000), "{:?}", start.elapsed());
 }
+
+#[test]
+fn a_key_that_all_calls_would_share_is_refused() {
+    let headers = HeaderMap::from_iter([("idempotency-key".parse().unwrap(), HeaderValue::from_static("1"))]);
+    let error = Client::builder().default_headers(headers).build().unwrap_err();
+    assert!(error.is_builder() && error.to_string().contains("default_headers"), "{error}");
+}
