@@ -326,6 +326,7 @@ fn config(quotas: Vec<Quota>, max_keys: usize) -> Config {
         max_waiting: 10,
         rules: Rules { headroom: 0.02, learn: true },
         epoch: Epoch::new(clock::now()),
+        hub: None,
     }
 }
 
