@@ -84,6 +84,9 @@ mod sent;
 mod history;
 pub mod headers;
 mod limit;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub mod fleet;
 mod clock;
 mod event;
 mod telemetry;
