@@ -44,6 +44,13 @@ impl Error {
         Self::new(Kind::Builder(what.into()), None)
     }
 
+    /// The store of a fleet cannot be reached.
+    #[cfg(feature = "redis")]
+    pub(crate) fn store(why: impl Into<Box<str>>) -> Self {
+        let source = std::io::Error::new(std::io::ErrorKind::NotConnected, format!("the store: {}", why.into()));
+        Self::new(Kind::Failed(Cause::Connect, SentState::NotSent), Some(source.into()))
+    }
+
     pub(crate) fn headers(source: BoxError) -> Self {
         Self::new(Kind::Headers, Some(source))
     }

@@ -263,11 +263,6 @@ impl Lease {
         self.fresh = true;
     }
 
-    /// Whether something is owed.
-    pub(crate) fn owes(&self) -> bool {
-        !self.owed.is_empty()
-    }
-
     /// From now on it is kept by this process alone, or not at all. Gives the share that holds, and how much of it may be
     /// used until a window has passed since the last reply, if there was one.
     pub(crate) fn part(&mut self, keeping: Keeping, held: u64, now: Tick) -> (Quota, Option<u64>) {

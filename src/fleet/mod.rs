@@ -19,4 +19,15 @@ pub(crate) mod store;
 pub(crate) mod hub;
 
 #[cfg(feature = "redis")]
+mod link;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+mod task;
+#[cfg(feature = "redis")]
+mod builder;
+
+#[cfg(feature = "redis")]
+pub use builder::{Fleet, FleetBuilder};
+#[cfg(feature = "redis")]
 pub use store::StoreLoss;

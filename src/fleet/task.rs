@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    hub::{Hub, Notice},
+    hub::{Notice, View},
     store::{Lost, Reply, Request, Store},
 };
 use crate::{Backoff, clock, limit::{Cell, Step}};
@@ -48,11 +48,11 @@ const TRUSTED: Duration = Duration::from_secs(5);
 pub(crate) struct Task {
     place: Box<dyn Place>,
     manners: Manners,
-    hub: Arc<Hub>,
+    view: Arc<View>,
     notices: mpsc::UnboundedReceiver<Notice>,
     link: Link,
-    flights: FuturesUnordered<Pin<Box<dyn Future<Output = Flight> + Send>>>,
-    /// Keys with a request under way, or that are to be looked at when the store is back.
+    flights: FuturesUnordered<Airborne>,
+    /// Keys that are to be looked at when the store is back.
     asking: Vec<Weak<Cell>>,
     timers: BTreeMap<(Instant, u64), Weak<Cell>>,
     timer: Pin<Box<Sleep>>,
@@ -66,6 +66,20 @@ enum Link {
     /// It is tried again at this instant; `key` failed.
     Down { until: Instant, key: Option<String> },
     Trying { connecting: Connecting, key: Option<String> },
+}
+
+/// An exchange under way.
+struct Airborne {
+    cell: Weak<Cell>,
+    exchange: Pin<Box<dyn Future<Output = Flight> + Send>>,
+}
+
+impl Future for Airborne {
+    type Output = Flight;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Flight> {
+        self.exchange.as_mut().poll(cx)
+    }
 }
 
 /// An exchange that is over.
@@ -89,13 +103,13 @@ impl Task {
     pub(crate) fn new(
         (place, store): (Box<dyn Place>, Box<dyn Store>),
         manners: Manners,
-        (hub, notices): (Arc<Hub>, mpsc::UnboundedReceiver<Notice>),
+        (view, notices): (Arc<View>, mpsc::UnboundedReceiver<Notice>),
         (seed, now): (u64, Instant),
     ) -> Self {
         Self {
             place,
             manners,
-            hub,
+            view,
             notices,
             link: Link::Up { store, since: now },
             flights: FuturesUnordered::new(),
@@ -170,12 +184,13 @@ impl Task {
             Step::Send(mut request) => {
                 request.key = cell.key.digest();
                 let exchange = store.exchange(&request);
-                let (cell, until) = (Weak::clone(weak), now.checked_add(self.manners.timeout));
-                self.flights.push(Box::pin(async move {
+                let (asks, until) = (Weak::clone(weak), now.checked_add(self.manners.timeout));
+                let exchange = Box::pin(async move {
                     let answer = clock::before(until, exchange).await;
                     let result = answer.unwrap_or_else(|| Err(Lost("no answer within the timeout".into())));
-                    Flight { cell, request, sent: now, result }
-                }));
+                    Flight { cell: asks, request, sent: now, result }
+                });
+                self.flights.push(Airborne { cell: Weak::clone(weak), exchange });
             }
             Step::LookAt(tick) => self.look_at(Weak::clone(weak), epoch.instant(tick)),
             Step::Nothing => {}
@@ -186,7 +201,7 @@ impl Task {
         match flight.result {
             Ok(reply) => {
                 told_metrics("answered", flight.sent);
-                self.hub.set_members(reply.members);
+                self.view.set_members(reply.members);
                 let Some(cell) = flight.cell.upgrade() else { return };
                 let (draw, now, epoch) = (self.rng.random::<f64>(), clock::now(), cell.config.epoch);
                 let (sent, now, rules) = (epoch.tick(flight.sent), epoch.tick(now), cell.config.rules);
@@ -213,7 +228,8 @@ impl Task {
         }
         tracing::warn!(target: "abide", store = %self.place.name(), why = %lost.0, "store lost");
         self.wait(key, failures);
-        self.flights.clear();
+        let flights = std::mem::take(&mut self.flights);
+        self.asking.extend(flights.into_iter().map(|airborne| airborne.cell));
         self.rouse();
     }
 
@@ -222,7 +238,7 @@ impl Task {
         *failures = failures.saturating_add(1);
         let now = clock::now();
         let until = now.checked_add(wait).unwrap_or(now);
-        self.hub.lose(until);
+        self.view.lose(until);
         self.link = Link::Down { until, key };
     }
 
@@ -235,7 +251,7 @@ impl Task {
             Ok(store) => {
                 tracing::warn!(target: "abide", store = %self.place.name(), "store regained");
                 self.link = Link::Up { store, since: clock::now() };
-                self.hub.regain();
+                self.view.regain();
                 self.rouse();
             }
             Err(lost) => {
@@ -275,9 +291,10 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         let now = clock::now();
-        self.hub.lose(now.checked_add(Duration::from_secs(1)).unwrap_or(now));
+        self.view.lose(now.checked_add(Duration::from_secs(1)).unwrap_or(now));
         self.link = Link::Down { until: now, key: None };
-        self.flights.clear();
+        let flights = std::mem::take(&mut self.flights);
+        self.asking.extend(flights.into_iter().map(|airborne| airborne.cell));
         for cell in self.asking.iter().chain(self.timers.values()).filter_map(Weak::upgrade) {
             cell.with(|_, _| ());
         }

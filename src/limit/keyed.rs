@@ -179,12 +179,12 @@ impl Cell {
         let (epoch, at) = (self.config.epoch, clock::now());
         let now = epoch.tick(at);
         let mut state = self.lock();
-        state.set_store(hub.state(epoch), hub.members(), now, wakes);
+        state.set_store(hub.view().state(epoch), hub.view().members(), now, wakes);
         let out = run(&mut state, wakes);
         let Some(due) = state.notice(now) else { return out };
         let when = if let Due::At(tick) = due { Some(epoch.instant(tick)) } else { None };
         if !hub.notice(Notice { cell: Arc::downgrade(self), at: when }, at) {
-            state.set_store(hub.state(epoch), hub.members(), now, wakes);
+            state.set_store(hub.view().state(epoch), hub.view().members(), now, wakes);
         }
         out
     }

@@ -17,6 +17,8 @@ mod corpus;
 mod deadline;
 #[cfg(feature = "cli")]
 mod explain;
+#[cfg(feature = "cli")]
+mod fleet;
 mod fuzzed;
 mod jitter;
 #[cfg(feature = "cli")]

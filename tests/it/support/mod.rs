@@ -8,6 +8,8 @@ pub(crate) mod job;
 pub(crate) mod net;
 pub(crate) mod record;
 #[cfg(feature = "cli")]
+pub(crate) mod redis;
+#[cfg(feature = "cli")]
 pub(crate) mod rows;
 pub(crate) mod script;
 pub(crate) mod tls;
