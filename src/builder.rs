@@ -217,7 +217,9 @@ impl ClientBuilder {
             Limits::Own(limits, _) => limits.build()?,
             Limits::Shared(limiter, false) => limiter,
             Limits::Shared(_, true) => {
-                return Err(Error::builder("quota, headroom, max_in_flight and fleet belong to the limiter that is shared"));
+                return Err(Error::builder(
+                    "quota, headroom, max_in_flight and fleet belong to the limiter that is shared",
+                ));
             }
         };
         let mut defaults = self.defaults;

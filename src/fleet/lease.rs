@@ -198,7 +198,11 @@ impl Lease {
 
     /// Held by permits whose lease has ended or soon ends.
     fn uncovered(&self, held: u64, now: Tick) -> u64 {
-        if self.keeping == Keeping::Shared { held.saturating_sub(self.unexpired(now.plus(self.lasts() / 4))) } else { 0 }
+        if self.keeping == Keeping::Shared {
+            held.saturating_sub(self.unexpired(now.plus(self.lasts() / 4)))
+        } else {
+            0
+        }
     }
 
     /// Whether so little is left for the calls that are expected that it is time to ask.
@@ -217,8 +221,11 @@ impl Lease {
             }
         }
         // What has expired goes along with the next request, at the latest when nothing is leased any more.
-        let last = self.batches.back().map(|batch| batch.until);
-        last.unwrap_or(if self.returns.is_empty() { Tick::NEVER } else { Tick::default() })
+        match self.batches.back() {
+            Some(last) => last.until,
+            None if self.returns.is_empty() => Tick::NEVER,
+            None => Tick::default(),
+        }
     }
 
     /// What to ask of the store; `waiting` units are wanted by calls in line, `need` by the first of them.
@@ -249,7 +256,11 @@ impl Lease {
         self.owed.settle(line.owed.iter().map(|(_, units)| units).sum());
         self.left = Some(granted.left);
         if granted.units > 0 {
-            self.batches.push_back(Batch { slice: granted.slice, units: granted.units, until: sent.plus(self.lasts()) });
+            self.batches.push_back(Batch {
+                slice: granted.slice,
+                units: granted.units,
+                until: sent.plus(self.lasts()),
+            });
         }
     }
 
@@ -350,7 +361,11 @@ impl Sent {
 
     /// How long ago, in microseconds, and how much.
     fn aged(&self, now: Tick) -> Vec<(u64, u64)> {
-        self.slices.iter().map(|(end, units)| (now.since(*end) / 1_000, *units)).filter(|(_, units)| *units > 0).collect()
+        self.slices
+            .iter()
+            .map(|(end, units)| (now.since(*end) / 1_000, *units))
+            .filter(|(_, units)| *units > 0)
+            .collect()
     }
 
     /// The oldest `units` are booked.

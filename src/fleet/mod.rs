@@ -26,6 +26,9 @@ mod redis;
 mod task;
 #[cfg(feature = "redis")]
 mod builder;
+#[cfg(test)]
+#[cfg(feature = "redis")]
+mod script_tests;
 
 #[cfg(feature = "redis")]
 pub use builder::{Fleet, FleetBuilder};

@@ -10,7 +10,7 @@ use super::{
     task::{Connecting, Place},
 };
 
-const SCRIPT: &str = include_str!("lease.lua");
+pub(super) const SCRIPT: &str = include_str!("lease.lua");
 
 /// A process that did not use a key for so long is none of its members, in microseconds.
 const LIFE: u64 = 5_000_000;
@@ -38,7 +38,7 @@ impl Names {
     }
 
     /// Both keys of a limiter key are in one slot of a cluster, by the part in braces.
-    fn call(&self, verb: &str, script: &str, request: &Request) -> Cmd {
+    pub(super) fn call(&self, verb: &str, script: &str, request: &Request) -> Cmd {
         let mut call = cmd(verb);
         let state = format!("{}:{{{}}}", self.prefix, request.key);
         call.arg(script).arg(2).arg(&state).arg(format!("{state}:members"));
@@ -121,23 +121,24 @@ fn lost(error: RedisError) -> Lost {
     }
 }
 
-fn read(value: Value, lines: usize) -> Result<Reply, Lost> {
-    let unreadable = || Lost("the store's answer makes no sense".into());
-    let Value::Array(parts) = value else { return Err(unreadable()) };
+pub(super) fn read(value: Value, lines: usize) -> Result<Reply, Lost> {
+    let Value::Array(parts) = value else { return Err(Lost(UNREADABLE.into())) };
     let mut parts = parts.into_iter();
-    let head = parts.next().ok_or_else(unreadable)?;
-    let (generation, members, pause, retry): (String, u32, u64, u64) =
-        FromRedisValue::from_redis_value(head).map_err(|_| unreadable())?;
+    let (generation, members, pause, retry) = part::<(String, u32, u64, u64)>(parts.next())?;
     let mut reply = Reply { generation: generation.into(), members, pause, retry, ..Reply::default() };
-    for part in parts {
-        if reply.granted.len() < lines {
-            let (units, slice, left, meta): (u64, u64, u64, String) =
-                FromRedisValue::from_redis_value(part).map_err(|_| unreadable())?;
-            reply.granted.push(Granted { units, slice, left, meta: meta.into() });
-        } else {
-            let (id, meta): (String, String) = FromRedisValue::from_redis_value(part).map_err(|_| unreadable())?;
-            reply.others.push((id.into(), meta.into()));
-        }
+    for _ in 0..lines {
+        let (units, slice, left, meta) = part::<(u64, u64, u64, String)>(parts.next())?;
+        reply.granted.push(Granted { units, slice, left, meta: meta.into() });
     }
-    if reply.granted.len() == lines { Ok(reply) } else { Err(unreadable()) }
+    for other in parts {
+        let (id, meta) = part::<(String, String)>(Some(other))?;
+        reply.others.push((id.into(), meta.into()));
+    }
+    Ok(reply)
 }
+
+fn part<T: FromRedisValue>(value: Option<Value>) -> Result<T, Lost> {
+    value.and_then(|value| T::from_redis_value(value).ok()).ok_or_else(|| Lost(UNREADABLE.into()))
+}
+
+const UNREADABLE: &str = "its answer makes no sense";

@@ -21,7 +21,10 @@ use super::{
     hub::{Notice, View},
     store::{Lost, Reply, Request, Store},
 };
-use crate::{Backoff, clock, limit::{Cell, Step}};
+use crate::{
+    Backoff, clock,
+    limit::{Cell, Step},
+};
 
 /// Where stores are made.
 pub(crate) trait Place: Send {
@@ -62,10 +65,19 @@ pub(crate) struct Task {
 
 /// The way to the store.
 enum Link {
-    Up { store: Box<dyn Store>, since: Instant },
+    Up {
+        store: Box<dyn Store>,
+        since: Instant,
+    },
     /// It is tried again at this instant; `key` failed.
-    Down { until: Instant, key: Option<String> },
-    Trying { connecting: Connecting, key: Option<String> },
+    Down {
+        until: Instant,
+        key: Option<String>,
+    },
+    Trying {
+        connecting: Connecting,
+        key: Option<String>,
+    },
 }
 
 /// An exchange under way.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limit::{Contract, Quota};
+use crate::limit::{Contract, Quota, whole};
 
 /// Leases of a window last a twenty-fifth of it, within bounds: the guard of the store spans the window and a lease,
 /// so that the fleet uses at best 96 % of a window.
@@ -55,7 +55,7 @@ impl Terms {
 
     /// How long what was sent still counts, in nanoseconds.
     pub(crate) fn memory(&self) -> u64 {
-        let refilled = (self.burst * self.per as f64 / self.refill as f64).ceil() as u64;
+        let refilled = whole((self.burst * self.per as f64 / self.refill as f64).ceil());
         self.span.max(refilled).saturating_mul(1_000)
     }
 }

@@ -118,7 +118,6 @@ impl Book {
     }
 
     /// The store names a quota that some process of the fleet was told.
-    #[cfg(feature = "redis")]
     pub(crate) fn adopt(&mut self, scope: &mut Scope, (id, meta): (&str, &str), rules: Rules, now: Tick) {
         let lease = |known: &Learned| scope.meters[known.meter].lease().filter(|lease| lease.id() == id);
         let Some(index) = self.learned.iter().position(|known| lease(known).is_some()) else {

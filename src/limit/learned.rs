@@ -128,7 +128,6 @@ impl Learned {
     }
 
     /// A quota that another process of the fleet was told; none if its description makes no sense.
-    #[cfg(feature = "redis")]
     pub(crate) fn adopt(id: &str, meta: &str, headroom: f64, now: Tick) -> Option<(Self, Meter)> {
         let (contract, unit) = Contract::described(meta)?;
         let quota = contract.quota(headroom, &unit);
@@ -147,7 +146,6 @@ impl Learned {
     }
 
     /// Another process of the fleet was told something else of it, later.
-    #[cfg(feature = "redis")]
     pub(crate) fn agree(&mut self, meter: &mut Meter, meta: &str, headroom: f64) {
         let (Kind::Contract(contract), Some((told, _))) = (&mut self.kind, Contract::described(meta)) else { return };
         (contract.limit, contract.window) = (told.limit, told.window);
@@ -272,7 +270,6 @@ impl Contract {
         format!("{} {} {unit}", self.limit, self.window).into()
     }
 
-    #[cfg(feature = "redis")]
     fn described(text: &str) -> Option<(Self, Unit)> {
         let mut parts = text.splitn(3, ' ');
         let limit: f64 = parts.next()?.parse().ok().filter(|limit: &f64| limit.is_finite() && *limit > 0.0)?;

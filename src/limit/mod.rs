@@ -14,7 +14,7 @@ mod learn;
 mod learned;
 #[cfg(all(test, abide_loom))]
 mod loom_gate;
-mod meter;
+pub(crate) mod meter;
 mod pace;
 mod pause;
 mod queue;
@@ -35,8 +35,8 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{Error, clock, headers::Hints};
 use crate::fleet::hub::Hub;
+use crate::{Error, clock, headers::Hints};
 use costs::Costs;
 use gate::MAX_PAUSE;
 use keyed::{Keyed, Origin};
@@ -50,9 +50,9 @@ pub(crate) use key::Route;
 pub(crate) use keyed::{Cell, KeyState};
 pub(crate) use learned::whole;
 pub(crate) use quota::Contract;
+pub use quota::{ParseQuotaError, Quota, Unit};
 #[cfg(feature = "redis")]
 pub(crate) use shared::Step;
-pub use quota::{ParseQuotaError, Quota, Unit};
 
 /// What a driver asks of the limiter for one attempt.
 #[derive(Clone, Debug)]

@@ -3,13 +3,7 @@
 
 use std::task::Waker;
 
-use super::{
-    KeyState, Scope,
-    costs::Costs,
-    learn::Rules,
-    meter::Meter,
-    tick::Tick,
-};
+use super::{KeyState, Scope, costs::Costs, learn::Rules, meter::Meter, tick::Tick};
 use crate::fleet::{
     lease::{Keeping, Lease},
     share::{Due, Share, State},
