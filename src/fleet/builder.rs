@@ -8,7 +8,7 @@ use super::{
     hub::Hub,
     link::Address,
     redis::{Names, Redis},
-    store::StoreLoss,
+    store::{Store, StoreLoss},
     task::{Manners, Place, Task},
 };
 use crate::{Backoff, Error, clock};
@@ -54,6 +54,29 @@ impl Fleet {
             timeout: Duration::from_millis(50),
             reconnect: Backoff::full_jitter(Duration::from_millis(50), Duration::from_secs(1)),
         }
+    }
+
+    fn start(
+        way: (Box<dyn Place>, Box<dyn Store>),
+        on_loss: StoreLoss,
+        manners: Manners,
+        (store, seed): (Arc<str>, u64),
+    ) -> Self {
+        let now = clock::now();
+        let (hub, view, notices) = Hub::new(on_loss, now);
+        tokio::spawn(Task::new(way, manners, (view, notices), (seed, now)).run());
+        Self { hub: Arc::new(hub), store }
+    }
+
+    /// Over a store in memory.
+    #[cfg(test)]
+    pub(super) fn over(
+        member: Box<super::memory::Member>,
+        on_loss: StoreLoss,
+        (timeout, reconnect): (Duration, Backoff),
+        seed: u64,
+    ) -> Self {
+        Self::start((member.clone(), member), on_loss, Manners { timeout, reconnect }, ("memory".into(), seed))
     }
 
     pub(crate) fn hub(&self) -> Arc<Hub> {
@@ -136,13 +159,10 @@ impl FleetBuilder {
         let first = clock::before(clock::now().checked_add(PATIENCE), patient.connect(None)).await;
         let first = first.ok_or_else(|| Error::store("no connection within 5 s"))?;
         let connected = first.map_err(|lost| Error::store(lost.0))?;
-        let (hub, view, notices) = Hub::new(self.on_loss, clock::now());
         let place = Box::new(Redis { timeout: self.timeout.max(CONNECT), ..patient });
         let manners = Manners { timeout: self.timeout, reconnect: self.reconnect };
-        let seed = u64::from_be_bytes(member.as_bytes()[..8].try_into().unwrap_or_default());
-        let task = Task::new((place, connected), manners, (view, notices), (seed, clock::now()));
-        tokio::spawn(task.run());
-        Ok(Fleet { hub: Arc::new(hub), store })
+        let (seed, _) = member.as_u64_pair();
+        Ok(Fleet::start((place, connected), self.on_loss, manners, (store, seed)))
     }
 }
 

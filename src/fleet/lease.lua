@@ -187,6 +187,8 @@ local function read_line()
     local age, units = num(), num()
     book(line, units, now - math.max(0, age))
   end
+  -- A flood that nobody could hold back, while the store was away, is forgiven after one period.
+  line.level = math.max(line.level, -line.limit * line.per)
   fill(line, now, line.burst)
   if told >= 0 then correct(line, told, remaining, reset) end
   ask.line = line

@@ -208,7 +208,7 @@ impl Lease {
     /// Whether so little is left for the calls that are expected that it is time to ask.
     pub(crate) fn is_low(&self, held: u64, now: Tick) -> bool {
         let expected = self.demand.expected(self.lasts());
-        expected >= 2 && self.free(held, now) <= expected / 10
+        expected >= 2 && self.free(held, now) <= expected / 20
     }
 
     /// When something is to be done that no call brings: what is left goes back, or a lease is renewed under permits.
@@ -247,7 +247,7 @@ impl Lease {
             must,
             told: self.told.take(),
             returns: std::mem::take(&mut self.returns),
-            owed: self.owed.aged(now),
+            owed: self.owed.aged(now, self.terms.memory()),
         }
     }
 
@@ -359,13 +359,10 @@ impl Sent {
         found.map(|(_, count)| *count -= units).is_some()
     }
 
-    /// How long ago, in microseconds, and how much.
-    fn aged(&self, now: Tick) -> Vec<(u64, u64)> {
-        self.slices
-            .iter()
-            .map(|(end, units)| (now.since(*end) / 1_000, *units))
-            .filter(|(_, units)| *units > 0)
-            .collect()
+    /// How long ago, in microseconds, and how much; what no longer counts is let go.
+    fn aged(&mut self, now: Tick, memory: u64) -> Vec<(u64, u64)> {
+        self.slices.retain(|(end, units)| *units > 0 && end.plus(memory) > now);
+        self.slices.iter().map(|(end, units)| (now.since(*end) / 1_000, *units)).collect()
     }
 
     /// The oldest `units` are booked.

@@ -28,7 +28,13 @@ mod task;
 mod builder;
 #[cfg(test)]
 #[cfg(feature = "redis")]
+mod memory;
+#[cfg(test)]
+#[cfg(feature = "redis")]
 mod script_tests;
+#[cfg(test)]
+#[cfg(feature = "redis")]
+mod tests;
 
 #[cfg(feature = "redis")]
 pub use builder::{Fleet, FleetBuilder};

@@ -99,9 +99,12 @@ impl Share {
         }
     }
 
-    /// Whether what is known of the store is new enough to send by.
+    /// Whether what is known of the store is new enough to send by, or nothing has to be known.
     pub(crate) fn is_fresh(&self, now: Tick) -> bool {
-        self.state != State::Shared || now < self.fresh_until
+        match self.state {
+            State::Shared => now < self.fresh_until,
+            State::Lost(loss, _) => loss != StoreLoss::Closed,
+        }
     }
 
     pub(crate) fn members(&self) -> u32 {
@@ -146,15 +149,15 @@ impl Share {
         self.fresh_until.since(now) <= NEWS / 8
     }
 
-    /// When to ask; `wanting`: as soon as there is use in it; `leases`: when a lease has to be looked after.
-    pub(crate) fn due(&self, wanting: bool, leases: Tick, now: Tick) -> Due {
+    /// When to ask; `wanting`: from when on units are wanted; `leases`: when a lease has to be looked after.
+    pub(crate) fn due(&self, wanting: Option<Tick>, leases: Tick, now: Tick) -> Due {
         if self.in_flight {
             return Due::Nothing;
         }
         if self.pause > now {
             return Due::Now;
         }
-        match if wanting { self.retry_at } else { leases.max(self.retry_at) } {
+        match wanting.unwrap_or(Tick::NEVER).min(leases).max(self.retry_at) {
             Tick::NEVER => Due::Nothing,
             at if at <= now => Due::Now,
             at => Due::At(at),

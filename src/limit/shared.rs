@@ -117,14 +117,12 @@ impl Scope {
         }
     }
 
-    /// What keeps the first in line waiting is the store's to give.
-    fn is_wanting(&self, share: &Share, now: Tick) -> bool {
-        let lacks = |costs: &Costs| {
-            let short = |meter: &Meter| meter.lease().is_some() && !meter.is_ready(costs.get(meter.unit()), now);
-            !share.is_fresh(now) || self.meters.iter().any(short)
-        };
-        let first = self.first().or(share.wish.as_ref());
-        self.pause.is_quiet(now) && self.slots.is_free() && first.is_some_and(lacks)
+    /// From when on there is use in asking the store for what the first in line wants, if that is the store's to give.
+    fn wanting_from(&self, share: &Share, now: Tick) -> Option<Tick> {
+        let first = self.first().or(share.wish.as_ref()).filter(|_| self.slots.is_free())?;
+        let short = |meter: &Meter| meter.lease().is_some() && !meter.is_ready(first.get(meter.unit()), now);
+        let lacks = !share.is_fresh(now) || self.meters.iter().any(short);
+        lacks.then(|| self.pause.not_before())
     }
 
     fn due(&self, now: Tick) -> Due {
@@ -137,7 +135,8 @@ impl Scope {
         let low = share.used && leases().any(|(meter, lease)| lease.is_low(meter.held(), now));
         let ends = leases().map(|(meter, lease)| lease.due_at(meter.held())).min();
         let stale = share.used && ends.is_none() && share.is_stale(now);
-        share.due(self.is_wanting(share, now) || low || stale, ends.unwrap_or(Tick::NEVER), now)
+        let wanting = self.wanting_from(share, now).or_else(|| (low || stale).then_some(now));
+        share.due(wanting, ends.unwrap_or(Tick::NEVER), now)
     }
 
     fn request(&mut self, now: Tick) -> Request {
