@@ -56,6 +56,18 @@ impl Fleet {
         }
     }
 
+    /// Whether the store is away at present.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.hub.view().is_lost()
+    }
+
+    /// Processes that used the key of the latest exchange in the last 5 s, this one included; 0 before the first one.
+    #[must_use]
+    pub fn members(&self) -> u32 {
+        self.hub.view().members()
+    }
+
     fn start(
         way: (Box<dyn Place>, Box<dyn Store>),
         on_loss: StoreLoss,

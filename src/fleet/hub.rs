@@ -74,6 +74,10 @@ impl View {
         }
     }
 
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost_until.load(Ordering::Acquire) > 0
+    }
+
     /// It is tried again at `until`.
     pub(crate) fn lose(&self, until: Instant) {
         self.lost_until.store(self.epoch.tick(until).nanos().max(1), Ordering::Release);

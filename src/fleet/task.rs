@@ -2,7 +2,7 @@
 //! the store is gone or back. It ends with the last clone of the fleet and the last limiter that uses it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     future::{Future, poll_fn},
     pin::Pin,
     sync::{Arc, Weak},
@@ -57,9 +57,8 @@ pub(crate) struct Task {
     flights: FuturesUnordered<Airborne>,
     /// Keys that are to be looked at when the store is back.
     asking: Vec<Weak<Cell>>,
-    timers: BTreeMap<(Instant, u64), Weak<Cell>>,
+    timers: Timers,
     timer: Pin<Box<Sleep>>,
-    count: u64,
     rng: SmallRng,
 }
 
@@ -126,9 +125,8 @@ impl Task {
             link: Link::Up { store, since: now },
             flights: FuturesUnordered::new(),
             asking: Vec::new(),
-            timers: BTreeMap::new(),
+            timers: Timers::default(),
             timer: Box::pin(clock::sleep_until(now)),
-            count: 0,
             rng: SmallRng::seed_from_u64(seed),
         }
     }
@@ -163,7 +161,7 @@ impl Task {
             return Poll::Ready(Event::Connected(result));
         }
         let retry = if let Link::Down { until, .. } = self.link { Some(until) } else { None };
-        let look = self.timers.first_key_value().map(|((at, _), _)| *at);
+        let look = self.timers.first();
         let Some(at) = retry.into_iter().chain(look).min() else { return Poll::Pending };
         if self.timer.deadline() != at {
             self.timer.as_mut().reset(at);
@@ -173,18 +171,14 @@ impl Task {
 
     fn noticed(&mut self, notice: Notice) {
         match notice.at {
-            Some(at) => self.look_at(notice.cell, at),
+            Some(at) => self.timers.set(notice.cell, at),
             None => self.look(&notice.cell),
         }
     }
 
-    fn look_at(&mut self, cell: Weak<Cell>, at: Instant) {
-        self.count += 1;
-        self.timers.insert((at, self.count), cell);
-    }
-
     /// What a key wants now.
     fn look(&mut self, weak: &Weak<Cell>) {
+        self.timers.remove(weak);
         let Some(cell) = weak.upgrade() else { return };
         let now = clock::now();
         let Link::Up { store, .. } = &self.link else {
@@ -204,7 +198,7 @@ impl Task {
                 });
                 self.flights.push(Airborne { cell: Weak::clone(weak), exchange });
             }
-            Step::LookAt(tick) => self.look_at(Weak::clone(weak), epoch.instant(tick)),
+            Step::LookAt(tick) => self.timers.set(Weak::clone(weak), epoch.instant(tick)),
             Step::Nothing => {}
         }
     }
@@ -275,8 +269,8 @@ impl Task {
 
     /// Every key that has to do with the store learns how it is now, and says what it wants.
     fn rouse(&mut self) {
-        let timed = std::mem::take(&mut self.timers).into_values();
-        let cells: Vec<Weak<Cell>> = std::mem::take(&mut self.asking).into_iter().chain(timed).collect();
+        let timed = std::mem::take(&mut self.timers);
+        let cells: Vec<Weak<Cell>> = std::mem::take(&mut self.asking).into_iter().chain(timed.cells()).collect();
         for weak in cells {
             let Some(cell) = weak.upgrade() else { continue };
             cell.with(|_, _| ());
@@ -292,8 +286,7 @@ impl Task {
             let key = key.take();
             self.link = Link::Trying { connecting: self.place.connect(key.clone()), key };
         }
-        while let Some(entry) = self.timers.first_entry().filter(|entry| entry.key().0 <= now) {
-            let cell = entry.remove();
+        while let Some(cell) = self.timers.pop(now) {
             self.look(&cell);
         }
     }
@@ -307,10 +300,54 @@ impl Drop for Task {
         self.link = Link::Down { until: now, key: None };
         let flights = std::mem::take(&mut self.flights);
         self.asking.extend(flights.into_iter().map(|airborne| airborne.cell));
-        for cell in self.asking.iter().chain(self.timers.values()).filter_map(Weak::upgrade) {
+        let timed = std::mem::take(&mut self.timers);
+        for cell in self.asking.drain(..).chain(timed.cells()).filter_map(|cell| cell.upgrade()) {
             cell.with(|_, _| ());
         }
     }
+}
+
+/// When keys are to be looked at, once each.
+#[derive(Default)]
+struct Timers {
+    cells: BTreeMap<(Instant, usize), Weak<Cell>>,
+    /// By the address of its cell, which lasts as long as the weak one in `cells`.
+    places: HashMap<usize, Instant>,
+}
+
+impl Timers {
+    fn set(&mut self, cell: Weak<Cell>, at: Instant) {
+        self.remove(&cell);
+        let place = address(&cell);
+        self.places.insert(place, at);
+        self.cells.insert((at, place), cell);
+    }
+
+    fn remove(&mut self, cell: &Weak<Cell>) {
+        let place = address(cell);
+        if let Some(at) = self.places.remove(&place) {
+            self.cells.remove(&(at, place));
+        }
+    }
+
+    fn first(&self) -> Option<Instant> {
+        self.cells.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    fn pop(&mut self, now: Instant) -> Option<Weak<Cell>> {
+        let first = self.cells.first_entry().filter(|entry| entry.key().0 <= now)?;
+        let ((_, place), cell) = first.remove_entry();
+        self.places.remove(&place);
+        Some(cell)
+    }
+
+    fn cells(self) -> impl Iterator<Item = Weak<Cell>> {
+        self.cells.into_values()
+    }
+}
+
+fn address(cell: &Weak<Cell>) -> usize {
+    Weak::as_ptr(cell).addr()
 }
 
 #[cfg(feature = "metrics")]
