@@ -24,7 +24,7 @@ fn drive(calls: &mut JoinSet<()>, limiter: &Limiter, workers: usize, until: Inst
         let (limiter, starts) = (limiter.clone(), Arc::clone(starts));
         calls.spawn(async move {
             while clock::now() < until {
-                let Ok(mut permit) = limiter.acquire(&Key::from("key"), 1, Some(until)).await else { continue };
+                let Ok(mut permit) = limiter.acquire(&Key::from("key"), 1, Some(until)).await else { return };
                 permit.commit();
                 starts.lock().await.push(clock::now());
             }
