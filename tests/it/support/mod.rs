@@ -6,6 +6,8 @@ pub(crate) mod http2;
 #[cfg(feature = "cli")]
 pub(crate) mod job;
 pub(crate) mod net;
+#[cfg(feature = "cli")]
+pub(crate) mod proxy;
 pub(crate) mod record;
 #[cfg(feature = "cli")]
 pub(crate) mod redis;
