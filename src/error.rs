@@ -267,6 +267,8 @@ impl fmt::Display for Error {
             Kind::Refused(refused) if refused.is_never() => f.write_str("refused: the cost can never fit the quota")?,
             Kind::Refused(refused) if refused.is_full() => f.write_str("refused: too many calls wait already")?,
             Kind::Refused(refused) if refused.is_deadline() => f.write_str("no permit before the deadline")?,
+            #[cfg(feature = "redis")]
+            Kind::Refused(refused) if refused.is_store_lost() => f.write_str("refused: the fleet's store is away")?,
             Kind::Refused(_) => f.write_str("refused by the limiter")?,
             Kind::Failed(cause, _) => cause.fmt(f)?,
         }

@@ -157,6 +157,7 @@ impl Lease {
                 remember(&mut self.spent, batch.slice, now);
             }
         }
+        self.batches.retain(|batch| batch.units > 0);
         if rest > 0 {
             // Held for longer than its lease lasted, or the store is away.
             self.owed.add(rest, now, self.terms.memory());
@@ -188,11 +189,9 @@ impl Lease {
 
     /// Puts what has expired among the returns.
     pub(crate) fn expire(&mut self, now: Tick) {
-        while let Some(batch) = self.batches.front().copied().filter(|batch| batch.until <= now || batch.units == 0) {
+        while let Some(batch) = self.batches.front().copied().filter(|batch| batch.until <= now) {
             self.batches.pop_front();
-            if batch.units > 0 {
-                self.returns.push((batch.slice, batch.units));
-            }
+            self.returns.push((batch.slice, batch.units));
         }
     }
 

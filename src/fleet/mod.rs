@@ -34,6 +34,9 @@ mod memory;
 mod script_tests;
 #[cfg(test)]
 #[cfg(feature = "redis")]
+mod simulation;
+#[cfg(test)]
+#[cfg(feature = "redis")]
 mod tests;
 
 #[cfg(feature = "redis")]

@@ -142,7 +142,8 @@ fn the_script_grants_what_the_limiter_of_one_process_would() {
     }
     let (_server, connection) = Server::start();
     let connection = std::cell::RefCell::new(connection);
-    let runner = |cases| proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(cases));
+    let settings = |cases| ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) };
+    let runner = |cases| proptest::test_runner::TestRunner::new(settings(cases));
     // Spans in whole slices: one counts in nanoseconds, the other in microseconds.
     let window = (1u32..40, 1u64..16, 1u32..40, steps());
     let outcome = runner(150).run(&window, |(n, span, burst, steps)| {
