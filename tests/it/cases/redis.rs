@@ -248,14 +248,16 @@ fn admitted(case: &RedisCase, played: &Played) -> Vec<String> {
     failures
 }
 
-/// What a process shows of a limit that is shared: the last that it said of the store is not that it is lost, and
-/// answers of the store reached it within the second before `by`. After that the bucket's contract holds for all
-/// together.
+/// What a process shows of a limit that is shared: if it said that the store was lost, it said since the store's return
+/// that it was regained, and answers of the store reached it within the second before `by`. After that the bucket's
+/// contract holds for all together.
 fn shared_again(case: &RedisCase, played: &Played, by: f64) -> Option<String> {
     for (number, member) in played.members.iter().enumerate().filter(|(_, member)| !member.is_killed) {
-        let last = member.lines.iter().rfind(|(at, _)| *at <= by);
-        if let Some((at, line)) = last.filter(|(_, line)| line.contains("lost")) {
-            return Some(format!("process {number} says at {at:.0} ms, and nothing else until {by} ms: {line}"));
+        let says = |word: &str, from: f64| {
+            member.lines.iter().any(|(at, line)| (from..=by).contains(at) && line.contains(word))
+        };
+        if says("lost", 0.0) && !says("regained", case.back_at_ms()) {
+            return Some(format!("process {number} does not say until {by} ms that the store is back"));
         }
         let since = case.back_at_ms().max(by - 1_000.0);
         if !played.answers_to(number).any(|at| (since..=by).contains(&at)) {
