@@ -42,7 +42,8 @@ fn between(starts: &[u64], from: u64, (first, last): (u64, u64)) -> usize {
 fn scripts(redis: &Redis) -> (u64, f64) {
     let said = redis.cli(&["INFO", "commandstats"]);
     let line = said.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or_default();
-    let field = |name: &str| line.split([':', ',']).find_map(|field| field.strip_prefix(name)).unwrap_or("0").to_owned();
+    let field =
+        |name: &str| line.split([':', ',']).find_map(|field| field.strip_prefix(name)).unwrap_or("0").to_owned();
     (field("calls=").parse().unwrap(), field("usec_per_call=").parse().unwrap())
 }
 

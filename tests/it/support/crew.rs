@@ -1,5 +1,9 @@
 //! Processes that share a limit: this test binary, run again as one that does what its plan says.
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a process tells its parent what it did, and fails by panic")]
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a process tells its parent what it did, and fails by panic"
+)]
 
 use std::{
     io::{self, BufRead},
