@@ -2,7 +2,7 @@
 //! the store is gone or back. It ends with the last clone of the fleet and the last limiter that uses it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     future::{Future, poll_fn},
     pin::Pin,
     sync::{Arc, Weak},
@@ -48,6 +48,10 @@ pub(crate) struct Manners {
 /// A store that answered for so long is trusted again: reconnects start with the shortest wait.
 const TRUSTED: Duration = Duration::from_secs(5);
 
+/// So many exchanges are under way at once: more would wait at the store, and leases, which count from before they are
+/// asked for, would be over when they come.
+const AT_ONCE: usize = 32;
+
 pub(crate) struct Task {
     place: Box<dyn Place>,
     manners: Manners,
@@ -55,6 +59,8 @@ pub(crate) struct Task {
     notices: mpsc::UnboundedReceiver<Notice>,
     link: Link,
     flights: FuturesUnordered<Airborne>,
+    /// Keys that are looked at when an exchange under way is over.
+    standing: VecDeque<Weak<Cell>>,
     /// Keys that are to be looked at when the store is back.
     asking: Vec<Weak<Cell>>,
     timers: Timers,
@@ -124,6 +130,7 @@ impl Task {
             notices,
             link: Link::Up { store, since: now },
             flights: FuturesUnordered::new(),
+            standing: VecDeque::new(),
             asking: Vec::new(),
             timers: Timers::default(),
             timer: Box::pin(clock::sleep_until(now)),
@@ -136,7 +143,10 @@ impl Task {
         loop {
             match poll_fn(|cx| self.poll_event(cx)).await {
                 Event::Noticed(notice) => self.noticed(notice),
-                Event::Landed(flight) => self.landed(*flight, &mut failures),
+                Event::Landed(flight) => {
+                    self.landed(*flight, &mut failures);
+                    self.look_on();
+                }
                 Event::Connected(result) => self.connected(result, &mut failures),
                 Event::Time => self.tick(),
                 Event::Over => return,
@@ -176,6 +186,15 @@ impl Task {
         }
     }
 
+    /// An exchange is over: another may begin.
+    fn look_on(&mut self) {
+        while self.flights.len() < AT_ONCE
+            && let Some(cell) = self.standing.pop_front()
+        {
+            self.look(&cell);
+        }
+    }
+
     /// What a key wants now.
     fn look(&mut self, weak: &Weak<Cell>) {
         self.timers.remove(weak);
@@ -185,6 +204,10 @@ impl Task {
             self.asking.push(Weak::clone(weak));
             return;
         };
+        if self.flights.len() >= AT_ONCE {
+            self.standing.push_back(Weak::clone(weak));
+            return;
+        }
         let epoch = cell.config.epoch;
         match cell.lock().step(epoch.tick(now)) {
             Step::Send(mut request) => {
@@ -270,7 +293,8 @@ impl Task {
     /// Every key that has to do with the store learns how it is now, and says what it wants.
     fn rouse(&mut self) {
         let timed = std::mem::take(&mut self.timers);
-        let cells: Vec<Weak<Cell>> = std::mem::take(&mut self.asking).into_iter().chain(timed.cells()).collect();
+        let asking = std::mem::take(&mut self.asking).into_iter().chain(std::mem::take(&mut self.standing));
+        let cells: Vec<Weak<Cell>> = asking.chain(timed.cells()).collect();
         for weak in cells {
             let Some(cell) = weak.upgrade() else { continue };
             cell.with(|_, _| ());
@@ -301,7 +325,8 @@ impl Drop for Task {
         let flights = std::mem::take(&mut self.flights);
         self.asking.extend(flights.into_iter().map(|airborne| airborne.cell));
         let timed = std::mem::take(&mut self.timers);
-        for cell in self.asking.drain(..).chain(timed.cells()).filter_map(|cell| cell.upgrade()) {
+        let asking = self.asking.drain(..).chain(self.standing.drain(..));
+        for cell in asking.chain(timed.cells()).filter_map(|cell| cell.upgrade()) {
             cell.with(|_, _| ());
         }
     }

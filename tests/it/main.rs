@@ -19,6 +19,8 @@ mod deadline;
 mod explain;
 #[cfg(feature = "cli")]
 mod fleet;
+#[cfg(feature = "cli")]
+mod fleet_processes;
 mod fuzzed;
 mod jitter;
 #[cfg(feature = "cli")]
