@@ -7,9 +7,13 @@ use crate::limit::{costs::Costs, tick::Tick};
 /// process heard of is known here soon. In nanoseconds.
 const NEWS: u64 = 100_000_000;
 
+/// Processes come back from an outage within so long, each at an instant of its own. In nanoseconds.
+const SETTLES: u64 = 1_100_000_000;
+
 /// What a key knows of its fleet.
 #[derive(Debug)]
 pub(crate) struct Share {
+    round_trip: u64,
     state: State,
     /// Which life of the key's state in the store the leases are of.
     generation: Option<Box<str>>,
@@ -18,6 +22,8 @@ pub(crate) struct Share {
     /// When the last request that was answered left.
     heard: Option<Tick>,
     members: u32,
+    /// After an outage: so many share the limit, until all must be back.
+    settling: (u32, Tick),
     pub(crate) in_flight: bool,
     retry_at: Tick,
     /// A pause that the server asked this process for, not told yet.
@@ -46,14 +52,17 @@ pub(crate) enum Due {
     Nothing,
 }
 
-impl Default for Share {
-    fn default() -> Self {
+impl Share {
+    /// `round_trip`: to the store and back, in microseconds.
+    pub(crate) fn new(round_trip: u64) -> Self {
         Self {
+            round_trip,
             state: State::Shared,
             generation: None,
             fresh_until: Tick::default(),
             heard: None,
             members: 0,
+            settling: (0, Tick::default()),
             in_flight: false,
             retry_at: Tick::default(),
             pause: Tick::default(),
@@ -62,17 +71,23 @@ impl Default for Share {
             looked_at: Tick::NEVER,
         }
     }
-}
 
-impl Share {
+    pub(crate) fn round_trip(&self) -> u64 {
+        self.round_trip
+    }
+
     pub(crate) fn state(&self) -> State {
         self.state
     }
 
     /// Gives whether it was another.
-    pub(crate) fn set_state(&mut self, state: State) -> bool {
+    pub(crate) fn set_state(&mut self, state: State, now: Tick) -> bool {
         let lost = |state| matches!(state, State::Lost(..));
         let changed = lost(self.state) != lost(state);
+        if let (true, State::Lost(loss, _)) = (changed, self.state) {
+            let told = if let StoreLoss::LocalShare(members) = loss { members } else { self.members };
+            self.settling = (told, now.plus(SETTLES));
+        }
         self.state = state;
         if changed {
             (self.fresh_until, self.retry_at, self.in_flight) = (Tick::default(), Tick::default(), false);
@@ -113,6 +128,12 @@ impl Share {
 
     pub(crate) fn heard(&self) -> Option<Tick> {
         self.heard
+    }
+
+    /// The members that share the limit, for a while after an outage.
+    pub(crate) fn expected(&self, now: Tick) -> u32 {
+        let (members, until) = self.settling;
+        if now < until { members } else { 0 }
     }
 
     /// The server asked this process for a pause.

@@ -262,3 +262,17 @@ async fn a_line_that_is_too_long_for_a_deadline_is_told_at_once() {
     assert!(refused.is_deadline() && clock::now() == asked && refused.retry_at() > Some(asked + 2 * SECOND));
     calls.join_all().await;
 }
+
+/// A lease counts from before it was asked for: of a store that is far away it lasts longer.
+#[tokio::test(start_paused = true)]
+async fn a_store_may_be_far_away() {
+    let (memory, log, began) = (Memory::new(ms(25)), Log::default(), clock::now());
+    let quota = Quota::window(20, ms(200));
+    let limiter = limiter(&memory, 1, Some(quota), StoreLoss::default());
+    let mut calls = JoinSet::new();
+    drive(&mut calls, &limiter, 8, began + 5 * SECOND, &log);
+    calls.join_all().await;
+    assert!(log.most(ms(200), began, began + 5 * SECOND) <= 20);
+    let used = log.between(began, began + 5 * SECOND);
+    assert!(used >= 250, "{used} of 500");
+}

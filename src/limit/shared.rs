@@ -89,8 +89,8 @@ impl KeyState {
 
 impl Scope {
     /// Its quotas are kept by a fleet from now on.
-    pub(crate) fn shared(mut self) -> Self {
-        self.share = Some(Box::default());
+    pub(crate) fn shared(mut self, round_trip: u64) -> Self {
+        self.share = Some(Box::new(Share::new(round_trip)));
         self
     }
 
@@ -105,7 +105,7 @@ impl Scope {
 
     fn set_store(&mut self, state: State, elsewhere: u32, now: Tick, wakes: &mut Vec<Waker>) {
         let Some(share) = &mut self.share else { return };
-        if !share.set_state(state) {
+        if !share.set_state(state, now) {
             return;
         }
         let (keeping, heard) = (share.keeping(elsewhere), share.heard());
@@ -171,9 +171,9 @@ impl Scope {
             }
         }
         (share.in_flight, share.used) = (true, false);
-        let pause = share.take_pause(now);
+        let (pause, expected) = (share.take_pause(now), share.expected(now));
         self.share = Some(share);
-        Request { key: String::new(), pause, lines }
+        Request { key: String::new(), pause, expected, lines }
     }
 
     fn answered(&mut self, (request, reply): (&Request, &Reply), (sent, draw): (Tick, f64), now: Tick) {
