@@ -88,12 +88,14 @@ local function expire(line, anew)
   line.slices, line.used = kept, used
 end
 
--- While the window is full the level fills to one unit only, from the instant at which the window frees.
+-- While the window is full the level fills no further than to what comes back during a lease, from the instant at which
+-- the window frees: one unit at least, and no burst.
 local function advance(line)
   if line.kind == 1 and room_at(line, line.at) == 0 then
-    fill(line, math.min(now, free_at(line, 1, line.at)), math.min(1, line.burst))
+    local saved = math.max(1, line.refill * line.lease / line.per)
+    fill(line, math.min(now, free_at(line, 1, line.at)), math.min(saved, line.burst))
   end
-  fill(line, now, line.burst)
+  fill(line, now, math.max(line.burst, line.saves or 0))
   if line.kind == 1 then expire(line, false) end
 end
 
@@ -201,7 +203,7 @@ local function read_line()
     -- A flood that nobody could hold back, while the store was away, is forgiven after one period.
     line.level = math.max(line.level, -line.limit * line.per)
   end
-  fill(line, now, line.burst)
+  fill(line, now, math.max(line.burst, line.saves or 0))
   if told >= 0 then correct(line, told, remaining, reset) end
   ask.line = line
   return ask
@@ -222,7 +224,7 @@ end
 redis.call('ZADD', KEYS[2], now, member)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. (now - life))
 local members = redis.call('ZCARD', KEYS[2])
-local active = redis.call('ZCOUNT', KEYS[2], now - 2 * state.gap - 1000000, '+inf')
+local active = redis.call('ZCOUNT', KEYS[2], now - 2 * state.gap - 250000, '+inf')
 -- While processes come back from an outage the others still go on by shares of their own.
 local part = expected > active and 1 or 2
 active = math.max(active, expected)
@@ -230,7 +232,10 @@ active = math.max(active, expected)
 -- A call that costs much would wait for ever beside those that take each unit as it comes: what it needs is kept for it.
 local hungry = state.hungry
 local fed = hungry and hungry.member == member
-if hungry and (fed or hungry.till <= now) then hungry, state.hungry = nil, nil end
+if hungry and (fed or hungry.till <= now) then
+  hungry, state.hungry = nil, nil
+  for _, line in pairs(state.quotas) do line.saves = nil end
+end
 
 -- How much each quota has for this member: no more than its share, no less than its next call needs.
 local share, fits, heavy = 1, now >= state.pause and not hungry, false
@@ -277,6 +282,9 @@ if now < state.pause then retry = math.max(retry, state.pause - now) end
 if gap > 0 then state.gap = gap end
 if heavy and not hungry and now >= state.pause and now >= (state.fed or 0) then
   state.hungry = { member = member, till = now + retry + 200000 }
+  for _, ask in ipairs(asks) do
+    if active > 1 and ask.need > ask.line.burst then ask.line.saves = ask.need end
+  end
 elseif hungry then
   retry = math.max(retry, math.min(hungry.till - now, gap))
 end

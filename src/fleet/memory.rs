@@ -135,7 +135,7 @@ impl Books {
         });
         book.members.insert(member, now);
         book.members.retain(|_, seen| now.since(*seen) <= 5_000_000_000);
-        let lately = 2 * book.gap + 1_000_000_000;
+        let lately = 2 * book.gap + 250_000_000;
         let active = book.members.values().filter(|seen| now.since(**seen) <= lately).count() as u64;
         let part = if u64::from(request.expected) > active { 1 } else { 2 };
         let active = active.max(request.expected.into());

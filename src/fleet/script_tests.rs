@@ -86,7 +86,8 @@ impl<'a> Script<'a> {
 }
 
 fn line(quota: &Quota, span: u64) -> Line {
-    let terms = Terms { span, burst: f64::from(quota.burst_units()), ..Terms::of(quota, 0) };
+    // Without a lease nothing is saved for one.
+    let terms = Terms { span, burst: f64::from(quota.burst_units()), lease: 0, ..Terms::of(quota, 0) };
     Line {
         id: "q".into(),
         terms,

@@ -223,7 +223,8 @@ async fn a_process_that_ends_costs_the_others_no_more_than_its_lease() {
     dying.shutdown().await;
     survivors.join_all().await;
     let used = log.between(began + 5 * SECOND, began + 8 * SECOND);
-    assert!(used >= 270, "{used} of 300 by the one that is left");
+    // The store in memory saves one unit while the window is full; the script saves what comes back during a lease.
+    assert!(used >= 260, "{used} of 300 by the one that is left");
 }
 
 /// A permit that is held for long keeps its place under the limit: its lease is renewed.

@@ -183,7 +183,9 @@ impl Scope {
         let forgotten = share.answered(&reply.generation, reply.members, (sent, lasts));
         let short = request.lines.iter().zip(&reply.granted).any(|(line, got)| got.units < line.want + line.must);
         let wait = reply.retry.saturating_mul(1_000);
-        let spread = wait.min(MOST_SPREAD) as f64 / 2.0 * draw;
+        // What one call of a great cost needs is kept for it alone, from that instant on.
+        let heavy = request.lines.iter().any(|line| line.need > 1);
+        let spread = if heavy { 0.0 } else { wait.min(MOST_SPREAD) as f64 / 2.0 * draw };
         share.retry_at(if short { now.plus(wait).plus(super::whole(spread)) } else { Tick::default() });
         for (line, granted) in request.lines.iter().zip(&reply.granted) {
             let leases = self.meters.iter_mut().filter_map(Meter::lease_mut);
