@@ -70,6 +70,7 @@ impl Address {
     ///
     /// # Errors
     /// Says which part of it is wrong, without showing it.
+    #[cfg_attr(not(test), expect(dead_code, reason = "where a fleet is"))]
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         let (mut address, path) = Self::of_server(url)?;
         let mut parts = path.into_iter();

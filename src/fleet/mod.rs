@@ -1,4 +1,4 @@
 //! One limit for many processes that share a key, kept in Redis or Valkey.
 
-#[expect(dead_code, reason = "what goes over the link is on its way")]
-mod link;
+#[cfg_attr(not(feature = "bulk"), expect(dead_code, reason = "streams of jobs use it so far"))]
+pub(crate) mod link;
