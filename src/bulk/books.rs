@@ -34,6 +34,10 @@ pub(super) struct Books {
 /// A row that so many workers had, and none of them settled, is not given to one more: it may be what ends them.
 const MOST_DELIVERIES: u32 = 10;
 
+/// Why a row of unknown fate is not sent.
+const MAY_BE_SENT: &str = "it may have been sent before, and may not be repeated";
+const ENDS_WORKERS: &str = "10 workers had it, and each was gone before there was a result";
+
 /// How the books are opened.
 pub(super) struct Settings {
     pub(super) target: Target,
@@ -54,8 +58,8 @@ pub(super) enum Entry {
     Resend(Option<String>),
     /// It has its result.
     Done,
-    /// An earlier run may have sent it, and it may not be repeated.
-    Unknown,
+    /// An earlier run may have sent it, and it may not be repeated, or for another reason.
+    Unknown(&'static str),
 }
 
 impl Books {
@@ -129,7 +133,7 @@ impl Books {
             return Ok(Entry::Resend(claim.key.filter(|_| same)));
         }
         self.unknown += 1;
-        Ok(Entry::Unknown)
+        Ok(Entry::Unknown(MAY_BE_SENT))
     }
 
     /// As [`enter`](Self::enter), of a row of a stream: its group knows who had it, and the results count its lines.
@@ -139,11 +143,13 @@ impl Books {
             return Ok(Entry::Send);
         }
         let keyed = (keys || job.idempotency_key.is_some()) && claim.idle < self.key_lifetime;
-        if claim.before < MOST_DELIVERIES && (keyed || job.is_idempotent()) {
-            return Ok(Entry::Resend(None));
-        }
-        self.unknown += 1;
-        Ok(Entry::Unknown)
+        let entry = match keyed || job.is_idempotent() {
+            _ if claim.before >= MOST_DELIVERIES => Entry::Unknown(ENDS_WORKERS),
+            true => Entry::Resend(None),
+            false => Entry::Unknown(MAY_BE_SENT),
+        };
+        self.unknown += u64::from(matches!(entry, Entry::Unknown(_)));
+        Ok(entry)
     }
 
     /// Of the results.

@@ -87,9 +87,6 @@ const GIVE_UP: Duration = Duration::from_secs(600);
 /// Why a row is given up whose lane is paused for longer than it may wait.
 const TOO_LONG: &str = "the server asks for a longer wait than max_server_wait";
 
-/// Why a row of unknown fate is not sent.
-const MAY_BE_SENT: &str = "it may have been sent before, and may not be repeated";
-
 /// The shortest hold of a lane that the limiter refused.
 const HOLD: Duration = Duration::from_millis(20);
 
@@ -169,9 +166,9 @@ impl<S: Stream<Item = Job>> Run<S> {
                 inherited = true;
                 job.idempotency_key = claimed.or(job.idempotency_key);
             }
-            Entry::Unknown => {
+            Entry::Unknown(why) => {
                 let row = Row::new(job, self.line, (nowhere(), nowhere()), true);
-                self.ready.push_back(row.over(None, Some(Failure::new(UNKNOWN, MAY_BE_SENT)), now));
+                self.ready.push_back(row.over(None, Some(Failure::new(UNKNOWN, why)), now));
                 return Ok(());
             }
         }

@@ -54,11 +54,15 @@ async fn a_push_that_stops_says_where_to_go_on() {
         .unwrap();
     stage.redis.cli(&["CONFIG", "SET", "maxmemory", &(used + 500_000).to_string()]);
     let child = push(&[&file, "--to", &url]).spawn().unwrap();
-    until("rows", || stage.redis.cli(&["XLEN", "jobs"]).parse::<usize>().unwrap() > 0).await;
-    clock::sleep(clock::ms(300)).await;
+    let there = || stage.redis.cli(&["XLEN", "jobs"]).parse::<usize>().unwrap();
+    let mut before = usize::MAX;
+    while before != there() || before == 0 {
+        before = there();
+        clock::sleep(clock::ms(500)).await;
+    }
     job::signal(&child, "INT").await;
     let output = end_of(child).await;
-    let there: usize = stage.redis.cli(&["XLEN", "jobs"]).parse().unwrap();
+    let there = there();
     assert!(there < 20_000 && there > 0);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     let on = format!("--from-line {} goes on", there + 1);

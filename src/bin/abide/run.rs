@@ -86,7 +86,7 @@ async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
     };
     let mut rows = source.connect().await.map_err(|error| error.to_string())?;
     let (trouble, ending) = (rows.trouble(), rows.ending());
-    let run = bulk.run(rows);
+    let run = bulk.note("jobs", rows.place()).run(rows);
     if let Some(error) = run.error() {
         return Err(error.to_string());
     }

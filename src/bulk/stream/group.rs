@@ -59,6 +59,10 @@ impl Group {
         }
     }
 
+    pub(super) async fn is_empty(&self, link: &mut Link) -> RedisResult<bool> {
+        cmd("XLEN").arg(&self.stream).query_async(link).await.map(|rows: u64| rows == 0)
+    }
+
     /// Rows that nobody has read.
     pub(super) async fn read(&self, link: &mut Link, most: usize) -> RedisResult<Vec<Taken>> {
         let mut read = cmd("XREADGROUP");

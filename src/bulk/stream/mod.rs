@@ -117,7 +117,7 @@ impl Source {
         Self { results: Some(results.into()), ..self }
     }
 
-    /// Is told when the store goes away and when it is back.
+    /// Is told when the store goes away and when it is back, and of a stream that is empty.
     pub fn on_news(self, news: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { news: Some(Arc::new(news)), ..self }
     }
@@ -138,10 +138,19 @@ impl Source {
         let group = Group { address, stream, name: self.group.clone(), consumer: consumer() };
         let mut link = group.connect().await.map_err(|error| as_io(&group, &error))?;
         group.create(&mut link).await.map_err(|error| as_io(&group, &error))?;
+        if !self.follow && group.is_empty(&mut link).await.map_err(|error| as_io(&group, &error))? {
+            self.say(&format!("{}: the stream {} is empty", group.address, group.stream));
+        }
         if let Some(results) = &self.results {
             acknowledge_done(&group, &mut link, results).await?;
         }
         Ok(self.open(group, link))
+    }
+
+    fn say(&self, text: &str) {
+        if let Some(news) = &self.news {
+            news(text);
+        }
     }
 
     fn open(self, group: Group, link: Link) -> Claims {
@@ -149,6 +158,7 @@ impl Source {
         let (send, jobs) = mpsc::unbounded_channel();
         let (want, wants) = mpsc::channel(1);
         let (trouble, input) = (Arc::default(), input(&group));
+        let place = format!("{}: {}", group.address, group.stream);
         let desk = Desk {
             group,
             claim_after: self.claim_after,
@@ -164,7 +174,7 @@ impl Source {
             state: State::new(clock::now()),
         };
         let task = tokio::spawn(desk.run());
-        Claims { jobs, want, _tell: tell, input, trouble, task: Some(task) }
+        Claims { jobs, want, _tell: tell, input, place, trouble, task: Some(task) }
     }
 }
 
@@ -176,6 +186,7 @@ pub struct Claims {
     want: mpsc::Sender<()>,
     _tell: mpsc::UnboundedSender<Settled>,
     input: u64,
+    place: String,
     trouble: Arc<OnceLock<io::Error>>,
     task: Option<JoinHandle<usize>>,
 }
@@ -184,6 +195,11 @@ impl Claims {
     /// Why reading broke off, if it did; to be looked at when the run is over.
     pub fn trouble(&self) -> Arc<OnceLock<io::Error>> {
         Arc::clone(&self.trouble)
+    }
+
+    /// Where the rows come from: the store without its login, and the stream.
+    pub fn place(&self) -> &str {
+        &self.place
     }
 
     /// The end of the work with the stream, to be waited for when the run is dropped: what is done is acknowledged, what
