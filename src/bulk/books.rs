@@ -7,7 +7,8 @@ use std::{
 };
 
 use super::{
-    Job, Outcome,
+    Job,
+    claim::{Claim, Over},
     journal::{Journal, Opening, Past},
     results::{Known, Results, Target, named},
     summary::Summary,
@@ -30,6 +31,13 @@ pub(super) struct Books {
     closed: Past,
 }
 
+/// A row that so many workers had, and none of them settled, is not given to one more: it may be what ends them.
+const MOST_DELIVERIES: u32 = 10;
+
+/// Why a row of unknown fate is not sent.
+const MAY_BE_SENT: &str = "it may have been sent before, and may not be repeated";
+const ENDS_WORKERS: &str = "10 workers had it, and each was gone before there was a result";
+
 /// How the books are opened.
 pub(super) struct Settings {
     pub(super) target: Target,
@@ -50,8 +58,8 @@ pub(super) enum Entry {
     Resend(Option<String>),
     /// It has its result.
     Done,
-    /// An earlier run may have sent it, and it may not be repeated.
-    Unknown,
+    /// An earlier run may have sent it, and it may not be repeated, or for another reason.
+    Unknown(&'static str),
 }
 
 impl Books {
@@ -125,7 +133,28 @@ impl Books {
             return Ok(Entry::Resend(claim.key.filter(|_| same)));
         }
         self.unknown += 1;
-        Ok(Entry::Unknown)
+        Ok(Entry::Unknown(MAY_BE_SENT))
+    }
+
+    /// As [`enter`](Self::enter), of a row of a stream: its group knows who had it, and the results count its lines.
+    pub(super) fn enter_claimed(&mut self, job: &Job, claim: &Claim, keys: bool) -> io::Result<Entry> {
+        self.bind(job)?;
+        if claim.before == 0 {
+            return Ok(Entry::Send);
+        }
+        let keyed = (keys || job.idempotency_key.is_some()) && claim.idle < self.key_lifetime;
+        let entry = match keyed || job.is_idempotent() {
+            _ if claim.before >= MOST_DELIVERIES => Entry::Unknown(ENDS_WORKERS),
+            true => Entry::Resend(None),
+            false => Entry::Unknown(MAY_BE_SENT),
+        };
+        self.unknown += u64::from(matches!(entry, Entry::Unknown(_)));
+        Ok(entry)
+    }
+
+    /// Of the results.
+    pub(super) fn last_line(&self) -> u64 {
+        self.results.table.last_line()
     }
 
     fn bind(&mut self, job: &Job) -> io::Result<()> {
@@ -158,22 +187,23 @@ impl Books {
     }
 
     /// Writes result lines, then the journal.
-    pub(super) fn finish(&mut self, outcomes: &[Outcome], now: Past) -> io::Result<()> {
+    pub(super) fn finish(&mut self, over: &[Over], now: Past) -> io::Result<()> {
+        let outcomes = || over.iter().map(|over| &over.outcome);
         let mut lines = Vec::new();
         if self.writes() {
-            outcomes.iter().for_each(|outcome| outcome.write_line(&mut lines));
+            outcomes().for_each(|outcome| outcome.write_line(&mut lines));
             self.results.write(&lines).map_err(|error| match &self.results_path {
                 Some(path) => named(path, &error),
                 None => named(Path::new("results"), &error),
             })?;
         }
-        for outcome in outcomes {
+        for outcome in outcomes() {
             self.results.sums.attempts += u64::from(outcome.attempts);
             self.results.sums.throttled += u64::from(outcome.throttled);
             self.results.count(outcome.line, &outcome.id, outcome.is_ok());
         }
         match self.writes() {
-            true => self.done(outcomes.iter().map(|outcome| outcome.line), now),
+            true => self.done(outcomes().map(|outcome| outcome.line), now),
             false => Ok(()),
         }
     }

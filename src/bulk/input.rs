@@ -82,6 +82,14 @@ impl Input {
 
     /// The rows, read by whoever asks. Reading breaks off at an error: see [`trouble`](Self::trouble).
     pub fn into_rows(self) -> impl Iterator<Item = Job> + Send {
+        self.into_texts().map(|Text { line, text, whole, head }| {
+            let job = if whole { rows::job(line, &text) } else { rows::broken(line, &text, TOO_LONG) };
+            job.read_from(head)
+        })
+    }
+
+    /// The lines that are rows, as they stand there.
+    pub(super) fn into_texts(self) -> impl Iterator<Item = Text> + Send {
         let reader: Box<dyn Read + Send> = match self.stage {
             Stage::Closed(Some(reader)) => reader,
             _ => Box::new(io::empty()),
@@ -131,6 +139,19 @@ enum Lines {
     Over,
 }
 
+/// A line.
+pub(super) struct Text {
+    pub(super) line: u64,
+    pub(super) text: Vec<u8>,
+    /// It is no longer than a line may be.
+    pub(super) whole: bool,
+    /// Of the first row.
+    head: u64,
+}
+
+/// What is wrong with a line that is not whole.
+pub(super) const TOO_LONG: &str = "longer than 64 MiB";
+
 struct Rows {
     lines: Lines,
     line: u64,
@@ -177,11 +198,11 @@ impl Rows {
 }
 
 impl Iterator for Rows {
-    type Item = Job;
+    type Item = Text;
 
-    fn next(&mut self) -> Option<Job> {
+    fn next(&mut self) -> Option<Text> {
         loop {
-            let (text, whole) = match self.next_line() {
+            let (mut text, whole) = match self.next_line() {
                 Ok(line) => line?,
                 Err(error) => {
                     self.lines = Lines::Over;
@@ -190,20 +211,17 @@ impl Iterator for Rows {
                 }
             };
             self.line += 1;
-            let mut text = text.as_slice();
-            if self.line == 1 {
-                text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+            if self.line == 1 && text.starts_with(b"\xef\xbb\xbf") {
+                text.drain(..3);
             }
             if text.trim_ascii().is_empty() {
                 continue;
             }
-            let head = *self.head.get_or_insert_with(|| hash(text));
+            let head = *self.head.get_or_insert_with(|| hash(&text));
             if !self.is_picked() {
                 continue;
             }
-            let job =
-                if whole { rows::job(self.line, text) } else { rows::broken(self.line, text, "longer than 64 MiB") };
-            return Some(job.read_from(head));
+            return Some(Text { line: self.line, text, whole, head });
         }
     }
 }

@@ -6,7 +6,7 @@ use http::header::{IF_MATCH, IF_UNMODIFIED_SINCE};
 use reqwest::Request;
 use serde_json::value::RawValue;
 
-use super::hash;
+use super::{claim::Claim, hash};
 use crate::{Key, Unit, outgoing::is_idempotent};
 
 /// One row of a run.
@@ -32,6 +32,8 @@ pub struct Job {
     pub(super) meta: Option<Box<RawValue>>,
     /// Of the input's first row.
     pub(super) head: Option<u64>,
+    /// It is of a stream.
+    pub(super) claim: Option<Claim>,
 }
 
 impl Job {
@@ -48,7 +50,17 @@ impl Job {
     }
 
     fn with(id: String, request: Result<Request, String>) -> Self {
-        Self { id, line: None, request, units: Vec::new(), key: None, idempotency_key: None, meta: None, head: None }
+        Self {
+            id,
+            line: None,
+            request,
+            units: Vec::new(),
+            key: None,
+            idempotency_key: None,
+            meta: None,
+            head: None,
+            claim: None,
+        }
     }
 
     /// Its place in the input, from 1; each place once. Default: counted by the run. It is what a resumed run knows the
@@ -98,6 +110,12 @@ impl Job {
 
     pub(super) fn read_from(self, head: u64) -> Self {
         Self { head: Some(head), ..self }
+    }
+
+    /// It is of a stream, which waits to be told what becomes of it.
+    #[cfg(feature = "redis")]
+    pub(super) fn claimed(self, claim: Claim) -> Self {
+        Self { claim: Some(claim), ..self }
     }
 
     /// Tells its input from others; of the first row that a run gets.

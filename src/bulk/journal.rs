@@ -264,6 +264,12 @@ impl Journal {
     }
 }
 
+/// What a journal belongs to; `None`: there is none, or no row was read.
+#[cfg(feature = "redis")]
+pub(super) fn input_of(path: &Path) -> io::Result<Option<u64>> {
+    Ok(read(path)?.and_then(|(head, _, _)| head.input))
+}
+
 type Contents = (Head, BTreeMap<u64, Claim>, Done);
 
 /// `None`: there is none. A torn last line is as if it were not there: what it claims was not sent.

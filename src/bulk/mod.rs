@@ -18,6 +18,7 @@ mod outcome;
 mod summary;
 mod settings;
 mod run;
+mod view;
 mod round;
 mod row;
 mod lanes;
@@ -29,6 +30,11 @@ mod journal;
 mod files;
 mod input;
 mod rows;
+#[cfg_attr(not(any(feature = "redis", test)), expect(dead_code, reason = "rows of a stream need a store"))]
+mod claim;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+mod stream;
 mod plan;
 mod stats;
 mod report;
@@ -42,6 +48,9 @@ pub use plan::{Plan, Resolved};
 pub use rules::End;
 pub use run::Run;
 pub use settings::Bulk;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use stream::{Claims, Ending, Push, Pushed, Source};
 pub use summary::{Progress, Summary};
 
 /// FNV-1a, 64 bits: the same in every version and on every machine, as what is on a disk must be.

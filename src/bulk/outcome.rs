@@ -40,6 +40,8 @@ pub struct Outcome {
     pub idempotency_key: Option<String>,
     /// As the job had it.
     pub meta: Option<Box<RawValue>>,
+    /// Its place in a stream; `None`: it came from elsewhere.
+    pub entry: Option<String>,
 }
 
 /// Why a row has no answer, or is given up.
@@ -135,6 +137,7 @@ impl Outcome {
             error: self.error.as_ref(),
             idempotency_key: self.idempotency_key.as_deref(),
             meta: self.meta.as_deref(),
+            entry: self.entry.as_deref(),
             throttled: (self.throttled > 0).then_some(self.throttled),
             history: (self.attempts > 1).then(|| self.history.iter().map(Past::of).collect()),
         }
@@ -162,6 +165,8 @@ struct Line<'a> {
     idempotency_key: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     meta: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entry: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     throttled: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -247,6 +252,7 @@ mod tests {
             history: Vec::new(),
             idempotency_key: None,
             meta: RawValue::from_string(r#"{"b":1,"a":2}"#.into()).ok(),
+            entry: None,
         };
         let mut lines = Vec::new();
         outcome.write_line(&mut lines);

@@ -221,6 +221,11 @@ impl Table {
         line > 0 && line < 1 << 34
     }
 
+    /// Of the rows that have a result, or had one.
+    pub(super) fn last_line(&self) -> u64 {
+        (self.marks.len() as u64).saturating_sub(1)
+    }
+
     /// From a file of results.
     pub(super) fn read(file: &mut File) -> io::Result<Self> {
         let mut table = Self::default();

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     Job, Outcome,
+    claim::Over,
     gate::{Gate, Standing, Ticket},
     outcome::Failure,
 };
@@ -88,6 +89,9 @@ impl Row {
     /// Its next round, under this ticket.
     pub(super) fn fly(mut self, client: &Client, gate: &Arc<Gate>, ticket: Arc<Ticket>, now: Instant) -> Flight {
         self.started.get_or_insert(now);
+        if let Some(claim) = &mut self.job.claim {
+            claim.start();
+        }
         let request = self.request();
         let mut options = Options {
             key: self.job.key,
@@ -138,7 +142,7 @@ impl Row {
     }
 
     /// The end of the row.
-    pub(super) fn outcome(self, answer: Option<Answer>, error: Option<Failure>, now: Instant) -> Outcome {
+    pub(super) fn over(mut self, answer: Option<Answer>, error: Option<Failure>, now: Instant) -> Over {
         let elapsed = self.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
         let (status, headers, body) = match answer {
             Some(answer) => (Some(answer.status), answer.headers, answer.body),
@@ -148,7 +152,8 @@ impl Row {
             Ok(body) => (body, None),
             Err(broken) => (Bytes::new(), Some(broken)),
         };
-        Outcome {
+        let claim = self.job.claim.take();
+        let outcome = Outcome {
             id: self.job.id,
             line: self.line,
             status,
@@ -162,7 +167,9 @@ impl Row {
             history: self.history,
             idempotency_key: self.job.idempotency_key,
             meta: self.job.meta,
-        }
+            entry: claim.as_ref().map(|claim| claim.entry.clone()),
+        };
+        Over { outcome, claim }
     }
 }
 

@@ -36,19 +36,60 @@ enum Id {
     Number(Number),
 }
 
+/// Where a row stands: what names it, and its id if it has none.
+struct Place {
+    name: String,
+    id: String,
+    /// Files that it names are on this machine.
+    here: bool,
+}
+
+impl Place {
+    fn of_line(line: u64, text: &[u8]) -> Self {
+        Self { name: format!("line {line}"), id: default_id(line, text), here: true }
+    }
+
+    fn invalid(&self, id: &str, why: &str) -> Job {
+        Job::invalid(id, format!("{}: {why}", self.name))
+    }
+}
+
 /// The row of a line that is not empty.
 pub(super) fn job(line: u64, text: &[u8]) -> Job {
-    let trimmed = text.trim_ascii();
-    let job = match trimmed.first() {
-        Some(b'{') => from_json(line, text, trimmed),
-        _ => bare(trimmed).map(|request| Job::new(default_id(line, text), request)),
-    };
-    job.unwrap_or_else(|why| broken(line, text, &why)).line(line)
+    at(&Place::of_line(line, text), text).line(line)
 }
 
 /// A row that cannot be sent.
 pub(super) fn broken(line: u64, text: &[u8], why: &str) -> Job {
-    Job::invalid(default_id(line, text), format!("line {line}: {why}")).line(line)
+    let place = Place::of_line(line, text);
+    place.invalid(&place.id, why).line(line)
+}
+
+/// The row of an entry of a stream.
+#[cfg(feature = "redis")]
+pub(super) fn entry(entry: &str, text: &[u8]) -> Job {
+    at(&Place { name: format!("entry {entry}"), id: entry.to_owned(), here: false }, text)
+}
+
+/// An entry that cannot be sent.
+#[cfg(feature = "redis")]
+pub(super) fn broken_entry(entry: &str, why: &str) -> Job {
+    Job::invalid(entry, format!("entry {entry}: {why}"))
+}
+
+/// A line as it would be sent from elsewhere.
+#[cfg(feature = "redis")]
+pub(super) fn elsewhere(line: u64, text: &[u8]) -> Job {
+    at(&Place { here: false, ..Place::of_line(line, text) }, text)
+}
+
+fn at(place: &Place, text: &[u8]) -> Job {
+    let text = text.trim_ascii();
+    let job = match text.first() {
+        Some(b'{') => from_json(place, text),
+        _ => bare(text).map(|request| Job::new(&place.id, request)),
+    };
+    job.unwrap_or_else(|why| place.invalid(&place.id, &why))
 }
 
 /// The line number and a hash of the line.
@@ -72,20 +113,23 @@ fn url(text: &str) -> Result<Url, String> {
     }
 }
 
-fn from_json(line: u64, text: &[u8], trimmed: &[u8]) -> Result<Job, String> {
-    let form: Form<'_> = serde_json::from_slice(trimmed).map_err(|error| match error.classify() {
+fn from_json(place: &Place, text: &[u8]) -> Result<Job, String> {
+    let form: Form<'_> = serde_json::from_slice(text).map_err(|error| match error.classify() {
         // Its own line number would be 1.
         serde_json::error::Category::Data => error.to_string(),
         _ => format!("no JSON at column {}", error.column()),
     })?;
     let id = match &form.id {
-        None => default_id(line, text),
+        None => place.id.clone(),
         Some(Id::Text(id)) => id.clone(),
         Some(Id::Number(id)) => id.to_string(),
     };
+    if form.body_file.is_some() && !place.here {
+        return Ok(place.invalid(&id, "body_file: a row of a stream is sent from any machine, its body must be in it"));
+    }
     match request(&form) {
         Ok(request) => Ok(finished(Job::new(id, request), form)),
-        Err(why) => Ok(Job::invalid(id, format!("line {line}: {why}"))),
+        Err(why) => Ok(place.invalid(&id, &why)),
     }
 }
 

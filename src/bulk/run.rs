@@ -22,13 +22,13 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, Sleep};
 
 use super::{
-    End, Job, Outcome, Progress, Summary,
+    End, Job, Outcome,
     books::{Books, Entry},
-    gate::{Gate, Stopper},
+    claim::{Claim, Over, Pace},
+    gate::Gate,
     journal::Past,
     lanes::Lanes,
     outcome::{Failure, UNKNOWN},
-    report,
     round::{Again, again, key, nowhere, origin},
     row::{Answer, Flight, Landing, Row},
     rules::Rules,
@@ -51,24 +51,25 @@ pub(super) struct Start {
 #[must_use = "nothing runs unless it is polled"]
 pub struct Run<S> {
     jobs: Option<Pin<Box<S>>>,
-    start: Start,
-    books: Option<Books>,
-    gate: Arc<Gate>,
+    pub(super) start: Start,
+    pub(super) books: Option<Books>,
+    pub(super) gate: Arc<Gate>,
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     lanes: Lanes,
     calls: FuturesUnordered<Flight>,
     timer: Option<Pin<Box<Sleep>>>,
     /// Over, and not written yet.
-    landed: Vec<Outcome>,
-    ready: VecDeque<Outcome>,
+    landed: Vec<Over>,
+    ready: VecDeque<Over>,
     /// Given out, and not yet known to be dealt with.
-    given: Vec<u64>,
+    given: Vec<(u64, Option<Claim>)>,
+    pace: Pace,
     line: u64,
-    run: uuid::Uuid,
-    started: Instant,
-    end: Option<End>,
-    closed: bool,
-    error: Option<io::Error>,
+    pub(super) run: uuid::Uuid,
+    pub(super) started: Instant,
+    pub(super) end: Option<End>,
+    pub(super) closed: bool,
+    pub(super) error: Option<io::Error>,
 }
 
 /// Rows read and not on the wire, at most; with what a reader holds they stay below 1,024.
@@ -113,6 +114,7 @@ impl<S: Stream<Item = Job>> Run<S> {
             landed: Vec::new(),
             ready: VecDeque::new(),
             given: Vec::new(),
+            pace: Pace::new(now),
             line: 0,
             started: now,
             error,
@@ -123,10 +125,13 @@ impl<S: Stream<Item = Job>> Run<S> {
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut read = false;
         while let Some(jobs) = &mut self.jobs {
+            let sent = || self.gate.with_stats(|stats| stats.sent);
+            let ahead = self.pace.ahead(AHEAD, sent, clock::now);
             let waiting = self.lanes.queued + self.calls.len().saturating_sub(self.gate.on_wire());
-            if waiting >= AHEAD || self.lanes.weight >= AHEAD_BYTES || self.landed.len() >= BATCH {
+            if waiting >= ahead || self.lanes.weight >= AHEAD_BYTES || self.landed.len() >= BATCH {
                 break;
             }
+            self.pace.ask(ahead - waiting);
             match jobs.as_mut().poll_next(cx) {
                 Poll::Pending => break,
                 Poll::Ready(None) => self.jobs = None,
@@ -138,11 +143,19 @@ impl<S: Stream<Item = Job>> Run<S> {
     }
 
     fn enter(&mut self, mut job: Job) -> io::Result<()> {
-        self.line = job.line.unwrap_or(self.line + 1);
         let Some(books) = &mut self.books else { return Ok(()) };
-        let entry = books.enter(&job, self.line)?;
+        if let (Some(claim), false) = (&job.claim, self.pace.shared()) {
+            self.pace.share(&claim.room);
+            self.line = books.last_line();
+        }
+        self.line = job.line.unwrap_or(self.line + 1);
+        let entry = match &job.claim {
+            Some(claim) => books.enter_claimed(&job, claim, self.start.keys)?,
+            None => books.enter(&job, self.line)?,
+        };
         if job.idempotency_key.is_none() && self.start.keys {
-            job.idempotency_key = Some(key(self.run, self.line));
+            let claimed = job.claim.as_ref().map(|claim| claim.key.clone());
+            job.idempotency_key = Some(claimed.unwrap_or_else(|| key(self.run, self.line)));
         }
         let now = clock::now();
         let mut inherited = false;
@@ -153,10 +166,9 @@ impl<S: Stream<Item = Job>> Run<S> {
                 inherited = true;
                 job.idempotency_key = claimed.or(job.idempotency_key);
             }
-            Entry::Unknown => {
-                let why = "an earlier run may have sent it, and it may not be repeated";
+            Entry::Unknown(why) => {
                 let row = Row::new(job, self.line, (nowhere(), nowhere()), true);
-                self.ready.push_back(row.outcome(None, Some(Failure::new(UNKNOWN, why)), now));
+                self.ready.push_back(row.over(None, Some(Failure::new(UNKNOWN, why)), now));
                 return Ok(());
             }
         }
@@ -197,7 +209,8 @@ impl<S: Stream<Item = Job>> Run<S> {
         if passing.is_empty() {
             return Ok(false);
         }
-        if let Some(books) = &mut self.books {
+        // Of rows of a stream their group knows it.
+        if let (Some(books), false) = (&mut self.books, self.pace.shared()) {
             books.claim(passing.iter().map(|passing| (passing.ticket().line, passing.ticket().key.as_deref())))?;
         }
         for passing in passing {
@@ -266,8 +279,11 @@ impl<S: Stream<Item = Job>> Run<S> {
     }
 
     /// The run stops before the row has a result.
-    fn leave(&mut self, row: Row) -> io::Result<()> {
+    fn leave(&mut self, mut row: Row) -> io::Result<()> {
         let unsent = row.attempts == row.throttled && !row.inherited;
+        if let (Some(claim), true) = (&mut row.job.claim, row.attempts == row.throttled) {
+            claim.unsent();
+        }
         match &mut self.books {
             Some(books) => books.leave(row.line, unsent, row.attempts, row.throttled),
             None => Ok(()),
@@ -277,12 +293,12 @@ impl<S: Stream<Item = Job>> Run<S> {
     /// The row is over.
     fn over(&mut self, row: Row, answer: Option<Answer>, error: Option<Failure>, now: Instant) {
         let origin = row.origin;
-        let outcome = row.outcome(answer, error, now);
-        self.gate.with_stats(|stats| stats.over(&outcome, now));
-        if let Some(end) = self.start.rules.over(&outcome, origin) {
+        let over = row.over(answer, error, now);
+        self.gate.with_stats(|stats| stats.over(&over.outcome, now));
+        if let Some(end) = self.start.rules.over(&over.outcome, origin) {
             self.stop(end);
         }
-        self.landed.push(outcome);
+        self.landed.push(over);
     }
 
     fn stop(&mut self, end: End) {
@@ -298,6 +314,9 @@ impl<S: Stream<Item = Job>> Run<S> {
         let now = self.past();
         if let Some(books) = &mut self.books {
             books.finish(&self.landed, now)?;
+            if books.writes() {
+                self.landed.iter_mut().filter_map(|over| over.claim.take()).for_each(Claim::done);
+            }
         }
         self.ready.extend(self.landed.drain(..));
         Ok(true)
@@ -308,21 +327,25 @@ impl<S: Stream<Item = Job>> Run<S> {
         if self.given.is_empty() {
             return Ok(());
         }
-        let (given, now) = (std::mem::take(&mut self.given), self.past());
-        match &mut self.books {
-            Some(books) => books.done(given.into_iter(), now),
-            None => Ok(()),
+        let now = self.past();
+        if let Some(books) = &mut self.books {
+            books.done(self.given.iter().map(|(line, _)| *line), now)?;
         }
+        self.given.drain(..).filter_map(|(_, claim)| claim).for_each(Claim::done);
+        Ok(())
     }
 
-    /// What this run came to so far, apart from what the results say.
     /// One turn; `None`: nothing to do before a wake-up.
     fn turn(&mut self, cx: &mut Context<'_>) -> io::Result<Option<Poll<Option<Outcome>>>> {
         self.confirm()?;
         loop {
-            if let Some(outcome) = self.ready.pop_front() {
-                if self.books.as_ref().is_some_and(|books| !books.writes()) && !outcome.is_unknown() {
-                    self.given.push(outcome.line);
+            if let Some(Over { outcome, claim }) = self.ready.pop_front() {
+                match claim {
+                    Some(claim) if outcome.is_unknown() => claim.unknown(),
+                    claim if self.books.as_ref().is_some_and(|books| !books.writes()) && !outcome.is_unknown() => {
+                        self.given.push((outcome.line, claim));
+                    }
+                    _ => {}
                 }
                 return Ok(Some(Poll::Ready(Some(outcome))));
             }
@@ -386,76 +409,8 @@ impl<S: Stream<Item = Job>> Run<S> {
 }
 
 impl<S> Run<S> {
-    /// Stops the run from elsewhere.
-    pub fn stopper(&self) -> Stopper {
-        Stopper::of(&self.gate)
-    }
-
-    /// Names the run; idempotency keys are derived from it.
-    pub fn id(&self) -> String {
-        self.run.to_string()
-    }
-
-    /// Why it ended; `None`: it has not.
-    pub fn end(&self) -> Option<End> {
-        self.end.filter(|_| self.closed)
-    }
-
-    /// Why it could not start or go on.
-    pub fn error(&self) -> Option<&io::Error> {
-        self.error.as_ref()
-    }
-
-    /// Totals, over all runs of a resumed job.
-    pub fn summary(&self) -> Summary {
-        let Some(books) = &self.books else { return Summary::default() };
-        match self.closed && self.error.is_none() {
-            true => books.summary(Past::default()),
-            false => books.so_far(self.past()),
-        }
-    }
-
-    /// How far it is.
-    pub fn progress(&self) -> Progress {
-        let (now, summary) = (clock::now(), self.summary());
-        Progress {
-            done: summary.ok + summary.failed,
-            failed: summary.failed,
-            throttled: summary.throttled,
-            rate: self.gate.with_stats(|stats| stats.rate(now, Duration::from_secs(10))),
-            limit: self.limit().map(|(rate, _)| rate),
-            in_flight: self.gate.on_wire(),
-            waited: self.gate.limited(now),
-            elapsed: now.saturating_duration_since(self.started),
-        }
-    }
-
-    /// The strictest of the configured limits, in requests a second, and its period.
-    fn limit(&self) -> Option<(f64, Duration)> {
-        let quotas = self.start.client.limiter().quotas().iter();
-        let rates = quotas.filter(|quota| *quota.unit_ref() == crate::Unit::Requests);
-        let rates = rates.map(|quota| (f64::from(quota.units()) / quota.per().as_secs_f64(), quota.per()));
-        rates.min_by(|one, other| one.0.total_cmp(&other.0))
-    }
-
-    /// A page of HTML about this run, complete in itself: requests a second against the limit, latencies, statuses,
-    /// waits, slow and failed rows, and the settings given by [`Bulk::note`](super::Bulk::note).
-    pub fn report(&self) -> String {
-        let stats = self.gate.with_stats(|stats| stats.clone());
-        let elapsed = clock::now().saturating_duration_since(self.started);
-        report::page(&report::Facts {
-            stats: &stats,
-            summary: self.summary(),
-            end: self.end,
-            elapsed,
-            limit: self.limit(),
-            settings: &self.start.options,
-            run: self.run,
-        })
-    }
-
     /// What this run came to so far, apart from what the results say.
-    fn past(&self) -> Past {
+    pub(super) fn past(&self) -> Past {
         let now = clock::now();
         Past {
             elapsed_ms: millis(now.saturating_duration_since(self.started)),

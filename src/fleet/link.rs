@@ -89,6 +89,7 @@ impl Address {
     ///
     /// # Errors
     /// As [`parse`](Self::parse), and if it names no stream.
+    #[cfg(any(test, feature = "bulk"))]
     pub(crate) fn with_stream(url: &str) -> Result<(Self, String), Error> {
         let (mut address, path) = Self::of_server(url)?;
         let mut parts = path.into_iter();

@@ -19,7 +19,7 @@ pub(crate) mod store;
 pub(crate) mod hub;
 
 #[cfg(feature = "redis")]
-mod link;
+pub(crate) mod link;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]

@@ -226,7 +226,7 @@ fn what_is_owed_is_no_debt_of_a_window() {
     }
     let (_server, mut connection) = Server::start();
     let mut script = Script::new(&mut connection);
-    let quota = Quota::window(100, Duration::from_micros(1_024_000));
+    let quota = Quota::window(100, Duration::from_millis(1_024));
     let owing = Line { owed: vec![(512_000, 60), (0, 40)], ..line(&quota, 1_024_000) };
     assert_eq!(script.call(vec![owing], 5_000_000).granted[0].left, 0);
     let asked = || vec![Line { want: 10, need: 1, ..line(&quota, 1_024_000) }];

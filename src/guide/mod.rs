@@ -28,8 +28,11 @@ pub mod verdicts {}
 pub mod tuning {}
 
 // The code of these pages is tested with all features.
-#[cfg_attr(feature = "redis", doc = include_str!("fleet.md"))]
-#[cfg_attr(not(feature = "redis"), doc = "This page is rendered with the feature `redis`.")]
+#[cfg_attr(all(feature = "redis", feature = "bulk"), doc = include_str!("fleet.md"))]
+#[cfg_attr(
+    not(all(feature = "redis", feature = "bulk")),
+    doc = "This page is rendered with the features `redis` and `bulk`."
+)]
 pub mod fleet {}
 
 #[cfg_attr(feature = "testing", doc = include_str!("testing.md"))]

@@ -31,6 +31,8 @@ mod limits_line;
 mod limits_proofs;
 mod memory;
 mod network;
+#[cfg(feature = "cli")]
+mod push;
 mod redirects;
 mod replay;
 mod rules;
@@ -38,6 +40,8 @@ mod rules;
 mod serve;
 mod server;
 mod soak;
+#[cfg(feature = "cli")]
+mod streams;
 mod support;
 mod surface;
 mod telemetry;

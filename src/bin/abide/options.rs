@@ -14,7 +14,20 @@ use crate::{fleet::FleetArgs, progress::When, serve::duration};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A file of rows, one JSON object or bare URL a line, compressed or not; -: stdin
-    pub(crate) jobs: String,
+    #[arg(required_unless_present = "from", conflicts_with = "from")]
+    pub(crate) jobs: Option<String>,
+    /// Rows from a stream instead, as `abide push` fills it: URLs as there
+    #[arg(long, value_name = "URL", requires = "group", conflicts_with_all = ["retry_failed", "dry_run", "sample"])]
+    pub(crate) from: Option<String>,
+    /// The consumer group of the workers that share the stream; made if it is not there, at the start of the stream
+    #[arg(long, value_name = "NAME", requires = "from")]
+    pub(crate) group: Option<String>,
+    /// Takes over the rows of a worker that gave no sign of life for so long, at least 1s; the same for all workers
+    #[arg(long, value_name = "DUR", default_value = "60s", value_parser = duration, requires = "from")]
+    pub(crate) claim_after: Duration,
+    /// Waits for more rows at the end of the stream; without it the run ends when the group has acknowledged all rows
+    #[arg(long, requires = "from")]
+    pub(crate) follow: bool,
     /// Where results go, one JSON object a line; - or absent: stdout
     #[arg(short, long = "output", value_name = "OUT")]
     pub(crate) out: Option<String>,
@@ -53,7 +66,7 @@ pub(crate) struct Args {
     /// Sends a key with each row, so that it can be repeated: auto in Idempotency-Key, or the name of the header
     #[arg(long, value_name = "auto|NAME-OF-HEADER")]
     pub(crate) idempotency_key: Option<String>,
-    /// Goes on with the run that wrote OUT
+    /// Goes on with the run that wrote OUT; with --from a worker does so anyway
     #[arg(long)]
     pub(crate) resume: bool,
     /// As --resume, and sends the rows again that failed
@@ -120,6 +133,16 @@ impl Args {
         builder.build().map_err(|error| error.to_string())
     }
 
+    /// The file of results.
+    pub(crate) fn results(&self) -> Option<&str> {
+        self.out.as_deref().filter(|out| *out != "-")
+    }
+
+    /// What is read, as it may be shown.
+    pub(crate) fn input(&self) -> &str {
+        self.jobs.as_deref().unwrap_or("a stream")
+    }
+
     fn key_header(&self) -> Result<HeaderName, String> {
         match self.idempotency_key.as_deref() {
             None | Some("auto") => Ok(HeaderName::from_static("idempotency-key")),
@@ -149,7 +172,11 @@ impl Args {
     pub(crate) fn told(&self) -> BTreeMap<String, String> {
         let mut told = BTreeMap::new();
         let mut tell = |name: &str, value: String| drop(told.insert(name.to_owned(), value));
-        tell("jobs", self.jobs.clone());
+        tell("jobs", self.input().to_owned());
+        if let Some(group) = &self.group {
+            tell("group", group.clone());
+            tell("claim-after", format!("{:?}", self.claim_after));
+        }
         tell("output", self.out.clone().unwrap_or_else(|| "-".into()));
         let list = |quotas: &[Quota]| quotas.iter().map(Quota::to_string).collect::<Vec<_>>().join(", ");
         for (name, quotas) in [("limit", &self.limit), ("bucket", &self.bucket)] {

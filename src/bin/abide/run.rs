@@ -1,4 +1,4 @@
-//! `abide run`: a file of requests in, a file of results out.
+//! `abide run`: a file or a stream of requests in, a file of results out.
 
 use std::{
     fs::OpenOptions,
@@ -7,12 +7,12 @@ use std::{
     path::Path,
     pin::Pin,
     process::ExitCode,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use abide::{
-    bulk::{Bulk, End, Input, Outcome, Run, Stopper},
+    bulk::{Bulk, End, Input, Job, Outcome, Run, Source, Stopper},
     fleet::Fleet,
 };
 use futures_core::Stream;
@@ -40,13 +40,20 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 /// Usage, unreadable input, or a disk that takes no more.
-const USAGE: u8 = 2;
+pub(crate) const USAGE: u8 = 2;
 
 /// Ended by a signal: 128 + SIGINT.
-const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 
 async fn start(args: &Args) -> Result<u8, String> {
-    let input = match args.jobs.as_str() {
+    match &args.from {
+        Some(url) => from_stream(args, url).await,
+        None => from_file(args).await,
+    }
+}
+
+async fn from_file(args: &Args) -> Result<u8, String> {
+    let input = match args.input() {
         "-" => Input::from_reader(stdin()),
         path => Input::open(path).map_err(|error| error.to_string())?,
     };
@@ -67,7 +74,44 @@ async fn start(args: &Args) -> Result<u8, String> {
     if to_stdout {
         out::say(&format!("run {}", run.id()));
     }
-    drive(args, run, (&trouble, fleet)).await
+    drive(args, run, (&trouble, fleet), meter(args)).await
+}
+
+async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
+    let fleet = args.fleet.connect().await?;
+    let (bulk, to_stdout) = bulk(args, fleet.clone())?;
+    let meter = meter(args);
+    let news = Arc::clone(&meter);
+    let source = Source::redis(url, args.group.as_deref().unwrap_or_default()).claim_after(args.claim_after);
+    let source = source.on_news(move |text| lock(&news).say(text));
+    let source = if args.follow { source.follow() } else { source };
+    let source = match args.results() {
+        Some(path) => source.resume(path),
+        None => source,
+    };
+    let mut rows = source.connect().await.map_err(|error| error.to_string())?;
+    let (trouble, ending) = (rows.trouble(), rows.ending());
+    let run = bulk.note("jobs", rows.place()).run(rows);
+    if let Some(error) = run.error() {
+        return Err(error.to_string());
+    }
+    if to_stdout {
+        out::say(&format!("run {}", run.id()));
+    }
+    let code = drive(args, run, (&trouble, fleet), meter).await;
+    let unsettled = ending.await;
+    if unsettled > 0 {
+        out::say(&format!("{unsettled} rows could not be settled at the store: they will be taken over"));
+    }
+    code
+}
+
+fn meter(args: &Args) -> Arc<Mutex<Meter>> {
+    Arc::new(Mutex::new(Meter::new(args.progress, args.jobs.as_deref().unwrap_or_default())))
+}
+
+fn lock(meter: &Mutex<Meter>) -> MutexGuard<'_, Meter> {
+    meter.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The run that the options describe, and whether its results go to stdout.
@@ -102,16 +146,15 @@ fn bulk(args: &Args, fleet: Option<Fleet>) -> Result<(Bulk, bool), String> {
         }
         Some(path) => {
             let bulk = bulk.results(path).journal(format!("{path}.journal"));
-            Ok((
-                if args.retry_failed {
-                    bulk.retry_failed()
-                } else if resumes {
-                    bulk.resume()
-                } else {
-                    bulk
-                },
-                false,
-            ))
+            let bulk = if args.retry_failed {
+                bulk.retry_failed()
+            // A worker is started again by whatever watches it, with the command that it had.
+            } else if resumes || args.from.is_some() {
+                bulk.resume()
+            } else {
+                bulk
+            };
+            Ok((bulk, false))
         }
     }
 }
@@ -141,34 +184,33 @@ fn dry_run(args: &Args, bulk: &Bulk, input: Input) -> Result<u8, String> {
     }
 }
 
-async fn drive(
+async fn drive<S: Stream<Item = Job>>(
     args: &Args,
-    mut run: Run<Input>,
+    mut run: Run<S>,
     (trouble, fleet): (&OnceLock<io::Error>, Option<Fleet>),
+    meter: Arc<Mutex<Meter>>,
 ) -> Result<u8, String> {
     let mut lost = false;
-    let meter = Arc::new(Mutex::new(Meter::new(args.progress, &args.jobs)));
     let signals = Stop::new().map_err(|error| error.to_string())?;
     tokio::spawn(obey(signals, run.stopper(), Arc::clone(&meter)));
     let mut ticks = tokio::time::interval(Duration::from_millis(200));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    let with = |show: &mut dyn FnMut(&mut Meter)| show(&mut meter.lock().unwrap_or_else(PoisonError::into_inner));
     loop {
         let outcome = poll_fn(|cx| {
             while ticks.poll_tick(cx).is_ready() {
                 if let Some(news) = fleet.as_ref().and_then(|fleet| store_news(fleet, &mut lost)) {
-                    with(&mut |meter| meter.say(news));
+                    lock(&meter).say(news);
                 }
-                with(&mut |meter| meter.show(&run.progress()));
+                lock(&meter).show(&run.progress());
             }
             Pin::new(&mut run).poll_next(cx)
         });
         let Some(outcome) = outcome.await else { break };
         if outcome.is_unknown() || args.verbose && !outcome.is_ok() {
-            with(&mut |meter| meter.say(&named(&outcome)));
+            lock(&meter).say(&named(&outcome));
         }
     }
-    with(&mut |meter| meter.clear());
+    lock(&meter).clear();
     finish(args, &run, trouble)
 }
 
@@ -184,10 +226,14 @@ fn store_news(fleet: &Fleet, lost: &mut bool) -> Option<&'static str> {
 
 fn named(outcome: &Outcome) -> String {
     let Outcome { line, id, .. } = outcome;
+    let place = match &outcome.entry {
+        Some(entry) => format!("entry {entry} ({id})"),
+        None => format!("line {line} ({id})"),
+    };
     match (&outcome.error, outcome.status) {
-        (Some(error), _) => format!("line {line} ({id}): {}: {}", error.kind, error.message),
-        (None, Some(status)) => format!("line {line} ({id}): {status}"),
-        (None, None) => format!("line {line} ({id})"),
+        (Some(error), _) => format!("{place}: {}: {}", error.kind, error.message),
+        (None, Some(status)) => format!("{place}: {status}"),
+        (None, None) => place,
     }
 }
 
@@ -195,18 +241,17 @@ fn named(outcome: &Outcome) -> String {
 async fn obey(mut signals: Stop, stopper: Stopper, meter: Arc<Mutex<Meter>>) {
     signals.asked().await;
     stopper.drain();
-    let say = |text: &str| meter.lock().unwrap_or_else(PoisonError::into_inner).say(text);
-    say("stopping: what is on the wire may come back; once more to end at once");
+    lock(&meter).say("stopping: what is on the wire may come back; once more to end at once");
     signals.asked().await;
     end_now();
 }
 
 #[expect(clippy::exit, reason = "a second signal ends the process, whatever it is busy with")]
-fn end_now() {
+pub(crate) fn end_now() {
     std::process::exit(INTERRUPTED.into());
 }
 
-fn finish(args: &Args, run: &Run<Input>, trouble: &OnceLock<io::Error>) -> Result<u8, String> {
+fn finish<S>(args: &Args, run: &Run<S>, trouble: &OnceLock<io::Error>) -> Result<u8, String> {
     let summary = run.summary();
     if let Some(path) = &args.summary {
         let json = serde_json::to_string(&summary).map_err(|error| error.to_string())?;
@@ -216,14 +261,17 @@ fn finish(args: &Args, run: &Run<Input>, trouble: &OnceLock<io::Error>) -> Resul
         std::fs::write(path, run.report()).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     out::say(&summary.to_string());
-    let resumable = matches!(args.out.as_deref(), Some(out) if out != "-");
-    let hint = if resumable { "; --resume goes on" } else { "" };
+    let hint = match (&args.from, args.results()) {
+        (Some(_), _) => "; the same command goes on",
+        (None, Some(_)) => "; --resume goes on",
+        (None, None) => "",
+    };
     let code = match (run.end(), trouble.get()) {
         (Some(End::Failed), _) => {
             let why = run.error().map_or_else(String::new, ToString::to_string);
             return Err(format!("stopped: {why}{hint}"));
         }
-        (_, Some(error)) => return Err(format!("{}: {error}{hint}", args.jobs)),
+        (_, Some(error)) => return Err(format!("{}: {error}{hint}", args.input())),
         (Some(End::Interrupted), _) => {
             out::say(&format!("interrupted{hint}"));
             INTERRUPTED

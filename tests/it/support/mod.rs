@@ -16,6 +16,8 @@ pub(crate) mod redis;
 #[cfg(feature = "cli")]
 pub(crate) mod rows;
 pub(crate) mod script;
+#[cfg(feature = "cli")]
+pub(crate) mod stage;
 pub(crate) mod tls;
 
 /// Whether the tests may take minutes: `ABIDE_LONG` is set.

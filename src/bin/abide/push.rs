@@ -1,0 +1,66 @@
+//! `abide push`: a file of rows into a stream.
+
+use std::{io::stdin, process::ExitCode};
+
+use abide::bulk::{Input, Push, Stopper};
+
+use crate::{
+    out,
+    run::{INTERRUPTED, USAGE, end_now},
+    serve::Stop,
+};
+
+/// Options of `abide push`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A file of rows as for `abide run`; -: stdin
+    file: String,
+    /// The stream: redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]/STREAM, redis[s]+cluster://HOST:PORT,HOST:PORT/STREAM or
+    /// redis[s]+sentinel://HOST:PORT,HOST:PORT/MASTER[/DB]/STREAM
+    #[arg(long, value_name = "URL")]
+    to: String,
+    /// Begins with this line of the file: where an earlier push stopped
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    from_line: u64,
+}
+
+/// Pushes the rows; exit codes as in `--help`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let code = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
+        let code = runtime.block_on(push(args));
+        // A reader of stdin may be blocked for ever.
+        runtime.shutdown_background();
+        code
+    });
+    ExitCode::from(code.unwrap_or_else(|why| {
+        out::say(&why);
+        USAGE
+    }))
+}
+
+async fn push(args: &Args) -> Result<u8, String> {
+    let input = match args.file.as_str() {
+        "-" => Input::from_reader(stdin()),
+        path => Input::open(path).map_err(|error| error.to_string())?,
+    };
+    let push = Push::connect(&args.to).await.map_err(|error| error.to_string())?;
+    let mut push = push.from_line(args.from_line);
+    let signals = Stop::new().map_err(|error| error.to_string())?;
+    tokio::spawn(obey(signals, push.stopper()));
+    let pushed = push.rows(input, out::say).await;
+    out::say(&pushed.to_string());
+    Ok(match &pushed.error {
+        Some(error) => return Err(format!("stopped: {error}")),
+        None if pushed.go_on.is_some() => INTERRUPTED,
+        None => u8::from(pushed.bad > 0),
+    })
+}
+
+/// The first signal stops it behind a batch, the second at once.
+async fn obey(mut signals: Stop, stopper: Stopper) {
+    signals.asked().await;
+    stopper.drain();
+    signals.asked().await;
+    end_now();
+}
