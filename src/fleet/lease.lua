@@ -11,7 +11,7 @@
 -- A window's span is the window and the time that a lease lasts; `refill` units come back in `per` microseconds; levels
 -- are kept in units times `per`, so that a refill is a whole number. The arithmetic is that of one process's limiter.
 local SLICES = 64
-local KEPT = 1.6 -- entries are kept this much longer than the span, for spans that grow
+local KEPT = 1.6 -- entries of learned quotas are kept this much longer than the span: it may grow
 local MOST = 64 -- learned quotas of a key
 local MINUTE = 60000000
 
@@ -30,23 +30,16 @@ local now = clock + state.ahead
 
 local function slice_of(line) return math.ceil(line.span / SLICES) end
 
-local function used_at(line, when)
-  local lasts, used = slice_of(line) * SLICES, 0
-  for i = 1, #line.slices, 2 do
-    if line.slices[i] + lasts > when then used = used + line.slices[i + 1] end
-  end
-  return used
-end
-
 local function others_at(line, when)
   local left = line.span - (when - line.others_at)
   if line.others == 0 or left <= 0 then return 0 end
   return math.ceil(line.others * left / line.span)
 end
 
+-- What is left of a window at `when`; `line.used` counts what counts at `line.at`.
 local function room_at(line, when)
   if line.kind == 0 then return math.huge end
-  return math.max(0, line.limit - used_at(line, when) - others_at(line, when))
+  return math.max(0, line.limit - line.used - others_at(line, when))
 end
 
 -- The first instant from `when` at which others leave room for `units` beside `used` of the fleet's; nil: never.
@@ -60,14 +53,14 @@ end
 -- The first instant from `when` at which a window has room for `units`.
 local function free_at(line, units, when)
   if line.kind == 0 then return when end
-  local lasts, used = slice_of(line) * SLICES, used_at(line, when)
+  local lasts, used = slice_of(line) * SLICES, line.used
   for i = 1, #line.slices, 2 do
     local ends = line.slices[i] + lasts
-    if ends > when then
+    if ends > line.at then
       local free = others_gone(line, units, used, when)
       if free and free < ends then return free end
       used = used - line.slices[i + 1]
-      when = ends
+      when = math.max(when, ends)
     end
   end
   return others_gone(line, units, used, when) or math.huge
@@ -78,15 +71,20 @@ local function fill(line, upto, cap)
   line.at = math.max(line.at, upto)
 end
 
-local function expire(line)
-  local lasts, kept = math.floor(slice_of(line) * SLICES * KEPT), {}
+-- Counts what counts now; `anew`: the span has changed.
+local function expire(line, anew)
+  local lasts = slice_of(line) * SLICES
+  if not anew and (#line.slices == 0 or line.slices[1] + lasts > now) then return end
+  local forgets, kept, used = line.meta == '' and lasts or math.floor(lasts * KEPT), {}, 0
   for i = 1, #line.slices, 2 do
-    if line.slices[i] + lasts > now then
-      kept[#kept + 1] = line.slices[i]
-      kept[#kept + 1] = line.slices[i + 1]
+    local ends, units = line.slices[i], line.slices[i + 1]
+    if ends + forgets > now then
+      kept[#kept + 1] = ends
+      kept[#kept + 1] = units
+      if ends + lasts > now then used = used + units end
     end
   end
-  line.slices = kept
+  line.slices, line.used = kept, used
 end
 
 -- While the window is full the level fills to one unit only, from the instant at which the window frees.
@@ -95,13 +93,14 @@ local function advance(line)
     fill(line, math.min(now, free_at(line, 1, line.at)), math.min(1, line.burst))
   end
   fill(line, now, line.burst)
-  if line.kind == 1 then expire(line) end
+  if line.kind == 1 then expire(line, false) end
 end
 
 -- Books `units` that go out, or went out, at `when`.
 local function book(line, units, when)
   line.level = line.level - units * line.per
   if line.kind == 0 or units == 0 then return 0 end
+  line.used = line.used + units
   local slice = slice_of(line)
   local ends = (math.floor(when / slice) + 1) * slice
   local i = #line.slices - 1
@@ -124,7 +123,9 @@ local function take_back(line, ends, units)
   line.level = line.level + units * line.per
   for i = 1, #line.slices, 2 do
     if line.slices[i] == ends then
-      line.slices[i + 1] = math.max(0, line.slices[i + 1] - units)
+      units = math.min(units, line.slices[i + 1])
+      line.slices[i + 1] = line.slices[i + 1] - units
+      if ends + slice_of(line) * SLICES > now then line.used = line.used - units end
       return
     end
   end
@@ -132,10 +133,9 @@ end
 
 -- What others use, by the server's count of what is left against the fleet's own.
 local function correct(line, limit, remaining, reset)
-  local used = used_at(line, now)
-  line.others = math.max(0, math.min(line.limit, limit - used - remaining))
+  line.others = math.max(0, math.min(line.limit, limit - line.used - remaining))
   line.others_at = now
-  if remaining == 0 and used <= line.limit / 2 and reset > 0 then
+  if remaining == 0 and line.used <= line.limit / 2 and reset > 0 then
     line.stopped = math.max(line.stopped, now + math.min(reset, line.span))
   end
 end
@@ -166,7 +166,7 @@ local function read_line()
   local told, remaining, reset = num(), num(), num()
   local line = state.quotas[id]
   if not line then
-    line = { level = birth * per, at = now, per = per, others = 0, others_at = 0, stopped = 0, slices = {} }
+    line = { level = birth * per, at = now, per = per, others = 0, others_at = 0, stopped = 0, used = 0, slices = {} }
     state.quotas[id] = line
     fresh = 1
   elseif fresh == 1 then
@@ -174,8 +174,10 @@ local function read_line()
     if line.per ~= per then line.level = line.level / line.per * per end
   end
   if fresh == 1 then
+    local changed = line.span ~= span
     line.kind, line.limit, line.span, line.burst = kind, limit, span, burst
     line.refill, line.per, line.lease, line.meta, line.heard = refill, per, lease, meta, now
+    if kind == 1 then expire(line, changed) end
   else
     advance(line)
   end

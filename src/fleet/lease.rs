@@ -136,6 +136,13 @@ impl Lease {
         self.unexpired(now).saturating_sub(held)
     }
 
+    /// No store grants so many `units` before this instant: a full burst at once, then the rate.
+    pub(crate) fn soonest(&self, units: u64, from: Tick) -> Tick {
+        let later = u128::from(units.saturating_sub(self.quota.burst_units().into()));
+        let nanos = later * u128::from(self.terms.per) * 1_000 / u128::from(self.terms.refill.max(1));
+        from.plus(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
     fn unexpired(&self, now: Tick) -> u64 {
         self.batches.iter().filter(|batch| batch.until > now).map(|batch| batch.units).sum()
     }

@@ -66,10 +66,10 @@ fn drive(calls: &mut JoinSet<()>, limiter: &Limiter, workers: usize, until: Inst
         calls.spawn(async move {
             while clock::now() < until {
                 let asked = clock::now();
-                if let Ok(mut permit) = limiter.acquire(&Key::from("key"), 1, Some(until)).await {
-                    permit.commit();
-                    log.add(asked);
-                }
+                // Refused at once, when it would come too late.
+                let Ok(mut permit) = limiter.acquire(&Key::from("key"), 1, Some(until)).await else { return };
+                permit.commit();
+                log.add(asked);
             }
         });
     }
@@ -245,4 +245,20 @@ async fn what_is_held_for_long_counts_when_it_is_sent() {
     calls.join_all().await;
     let most = log.most(SECOND, began, began + 6 * SECOND);
     assert!(most <= 20, "{most}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_is_too_long_for_a_deadline_is_told_at_once() {
+    let (memory, key) = (Memory::new(ms(1)), Key::from("key"));
+    let limiter = limiter(&memory, 1, Some(Quota::per_second(10)), StoreLoss::default());
+    let mut calls = JoinSet::new();
+    for _ in 0..50 {
+        let limiter = limiter.clone();
+        calls.spawn(async move { limiter.acquire(&key, 1, None).await.unwrap().commit() });
+    }
+    sleep(ms(10)).await;
+    let asked = clock::now();
+    let refused = limiter.acquire(&key, 1, Some(asked + 2 * SECOND)).await.unwrap_err();
+    assert!(refused.is_deadline() && clock::now() == asked && refused.retry_at() > Some(asked + 2 * SECOND));
+    calls.join_all().await;
 }

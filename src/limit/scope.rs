@@ -407,9 +407,11 @@ impl Scope {
 
     /// When a newcomer with `costs` would be granted, behind all who wait.
     fn estimate(&self, costs: &Costs, now: Tick) -> Tick {
-        match &self.queue {
-            Some(queue) => self.ready_at(queue.sums(), queue.waiting() as u64, costs, now),
-            None => self.ready_at(&Sums::default(), 0, costs, now),
+        let none = Sums::default();
+        let (ahead, count) = self.queue.as_ref().map_or((&none, 0), |queue| (queue.sums(), queue.waiting() as u64));
+        match self.ready_at(ahead, count, costs, now) {
+            Tick::NEVER if self.share.is_some() && self.slots.is_free() => self.leased_at(ahead, costs, now),
+            at => at,
         }
     }
 

@@ -3,7 +3,13 @@
 
 use std::task::Waker;
 
-use super::{KeyState, Scope, costs::Costs, learn::Rules, meter::Meter, tick::Tick};
+use super::{
+    KeyState, Scope,
+    costs::{Costs, Sums},
+    learn::Rules,
+    meter::Meter,
+    tick::Tick,
+};
 use crate::fleet::{
     lease::{Keeping, Lease},
     share::{Due, Share, State},
@@ -123,6 +129,17 @@ impl Scope {
         let short = |meter: &Meter| meter.lease().is_some() && !meter.is_ready(first.get(meter.unit()), now);
         let lacks = !share.is_fresh(now) || self.meters.iter().any(short);
         lacks.then(|| self.pause.not_before())
+    }
+
+    /// No store grants `costs` behind `ahead` before this instant.
+    pub(super) fn leased_at(&self, ahead: &Sums, costs: &Costs, now: Tick) -> Tick {
+        let from = self.pause.not_before().max(now);
+        let leases = self.meters.iter().filter_map(|meter| Some((meter, meter.lease()?)));
+        let soonest = leases.map(|(meter, lease)| {
+            let units = ahead.get(meter.unit()).saturating_add(costs.get(meter.unit()));
+            lease.soonest(units.saturating_sub(lease.free(meter.held(), now)), from)
+        });
+        soonest.max().unwrap_or(from)
     }
 
     fn due(&self, now: Tick) -> Due {
