@@ -187,7 +187,10 @@ local function read_line()
   end
   for _ = 1, num() do
     local age, units = num(), num()
+    local level = line.level
     book(line, units, now - math.max(0, age))
+    -- What came back meanwhile was not saved either: a window, which its slices keep, goes into no debt for the past.
+    if line.kind == 1 then line.level = math.max(line.level, math.min(level, 0)) end
   end
   -- A flood that nobody could hold back, while the store was away, is forgiven after one period.
   line.level = math.max(line.level, -line.limit * line.per)

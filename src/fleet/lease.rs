@@ -240,13 +240,18 @@ impl Lease {
         self.demand.asked(now, self.lasts());
         let must = self.uncovered(held, now);
         let free = self.unexpired(now).saturating_sub(held);
-        let want = waiting.saturating_add(self.demand.expected(self.lasts())).saturating_sub(free);
+        let want = match self.keeping {
+            Keeping::Shared => waiting.saturating_add(self.demand.expected(self.lasts())).saturating_sub(free),
+            // The store is back, and is only told.
+            Keeping::Alone(_) | Keeping::Open => 0,
+        };
         let need = need.saturating_sub(free).min(want);
         Line {
             id: self.id.clone(),
             terms: self.terms.clone(),
             fresh: std::mem::take(&mut self.fresh) || self.meta.is_empty(),
-            birth: self.birth,
+            // Should the store have lost its memory: a window that was in use is not full.
+            birth: if self.terms.window && self.left.is_some() { 1 } else { self.birth },
             meta: self.meta.clone(),
             want,
             need,
@@ -304,6 +309,11 @@ impl Lease {
     /// How long what was sent counts, in nanoseconds.
     pub(crate) fn memory(&self) -> u64 {
         self.terms.memory()
+    }
+
+    /// Whether something was sent that the store does not know of.
+    pub(crate) fn owes(&self) -> bool {
+        !self.owed.is_empty()
     }
 
     /// From when on it does not matter that this is forgotten.

@@ -186,9 +186,19 @@ impl Book {
         for (slice, units) in &line.returns {
             kept.meter.settle(*units, 0, Tick::from_nanos(*slice), now);
         }
-        for (_, units) in &line.owed {
-            kept.meter.hold(*units);
-            kept.meter.commit(*units, now);
+        for (age, units) in &line.owed {
+            // A window goes into no debt for the past.
+            let sent = Tick::from_nanos(now.nanos().saturating_sub(age * 1_000));
+            match kept.meter.guard_mut() {
+                Some(guard) => {
+                    guard.commit(*units, sent);
+                    kept.meter.cut_to_one();
+                }
+                None => {
+                    kept.meter.hold(*units);
+                    kept.meter.commit(*units, now);
+                }
+            }
         }
         kept.meter.hold(line.must);
         kept.meter.commit(line.must, now);

@@ -7,6 +7,10 @@ use crate::limit::{costs::Costs, tick::Tick};
 /// process heard of is known here soon. In nanoseconds.
 const NEWS: u64 = 100_000_000;
 
+/// After its return the store is told what was sent and asked for nothing for so long: by then all processes are back
+/// (their reconnects are no farther apart) and it knows what they sent. In nanoseconds.
+const SETTLES: u64 = 1_000_000_000;
+
 /// What a key knows of its fleet.
 #[derive(Debug)]
 pub(crate) struct Share {
@@ -20,8 +24,12 @@ pub(crate) struct Share {
     members: u32,
     pub(crate) in_flight: bool,
     retry_at: Tick,
+    /// The store is back; quotas are kept by this process alone until then.
+    joins_at: Option<Tick>,
     /// A pause that the server asked this process for, not told yet.
     pause: Tick,
+    /// One that is on its way to the store.
+    telling: Tick,
     /// Something was granted since the last request.
     pub(crate) used: bool,
     /// One that would not wait was refused.
@@ -56,7 +64,9 @@ impl Default for Share {
             members: 0,
             in_flight: false,
             retry_at: Tick::default(),
+            joins_at: None,
             pause: Tick::default(),
+            telling: Tick::default(),
             used: false,
             wish: None,
             looked_at: Tick::NEVER,
@@ -69,15 +79,29 @@ impl Share {
         self.state
     }
 
-    /// Gives whether it was another.
-    pub(crate) fn set_state(&mut self, state: State) -> bool {
+    /// Gives whether quotas are kept in another way from now on.
+    pub(crate) fn set_state(&mut self, state: State, now: Tick) -> bool {
         let lost = |state| matches!(state, State::Lost(..));
         let changed = lost(self.state) != lost(state);
+        let alone = matches!(self.state, State::Lost(StoreLoss::LiveShare | StoreLoss::LocalShare(_), _));
         self.state = state;
         if changed {
             (self.fresh_until, self.retry_at, self.in_flight) = (Tick::default(), Tick::default(), false);
+            // What was under way has not been heard, as far as anybody knows.
+            self.pause = self.pause.max(std::mem::take(&mut self.telling));
+            self.joins_at = alone.then(|| now.plus(SETTLES));
+            return !alone;
         }
-        changed
+        let joins = self.joins_at.is_some_and(|at| at <= now);
+        if joins {
+            self.joins_at = None;
+        }
+        joins
+    }
+
+    /// The store is back, and this process goes on alone until then.
+    pub(crate) fn joins_at(&self) -> Option<Tick> {
+        self.joins_at
     }
 
     /// How quotas are kept in the present state, if `elsewhere` processes are known of by other keys.
@@ -102,7 +126,7 @@ impl Share {
     /// Whether what is known of the store is new enough to send by, or nothing has to be known.
     pub(crate) fn is_fresh(&self, now: Tick) -> bool {
         match self.state {
-            State::Shared => now < self.fresh_until,
+            State::Shared => now < self.fresh_until || self.joins_at.is_some(),
             State::Lost(loss, _) => loss != StoreLoss::Closed,
         }
     }
@@ -122,17 +146,20 @@ impl Share {
 
     /// What remains of the pause to be told, in microseconds, rounded up.
     pub(crate) fn take_pause(&mut self, now: Tick) -> u64 {
-        std::mem::take(&mut self.pause).since(now).div_ceil(1_000)
+        self.telling = std::mem::take(&mut self.pause);
+        self.telling.since(now).div_ceil(1_000)
     }
 
     /// A request has been answered. `lease`: the shortest of the key's leases, in nanoseconds. Gives whether the store
     /// has lost its memory since the last answer.
     pub(crate) fn answered(&mut self, generation: &str, members: u32, (sent, lease): (Tick, Option<u64>)) -> bool {
-        self.in_flight = false;
-        self.members = members;
+        (self.in_flight, self.telling) = (false, Tick::default());
         self.heard = Some(sent);
         self.fresh_until = sent.plus(lease.unwrap_or(NEWS));
         let forgotten = self.generation.as_deref().is_some_and(|known| known != generation);
+        // A store without a memory knows only those who have come back before this one.
+        let all_known = !forgotten && self.joins_at.is_none();
+        self.members = if all_known { members } else { members.max(self.members) };
         if self.generation.as_deref() != Some(generation) {
             self.generation = Some(generation.into());
         }

@@ -6,7 +6,7 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     sync::{Arc, Weak},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -209,14 +209,16 @@ impl Task {
             return;
         }
         let epoch = cell.config.epoch;
-        match cell.lock().step(epoch.tick(now)) {
+        let mut wakes = Vec::new();
+        let step = cell.lock().step(epoch.tick(now), &mut wakes);
+        wakes.into_iter().for_each(Waker::wake);
+        match step {
             Step::Send(mut request) => {
                 request.key = cell.key.digest();
                 let exchange = store.exchange(&request);
-                let (asks, until) = (Weak::clone(weak), now.checked_add(self.manners.timeout));
+                let (asks, timeout) = (Weak::clone(weak), self.manners.timeout);
                 let exchange = Box::pin(async move {
-                    let answer = clock::before(until, exchange).await;
-                    let result = answer.unwrap_or_else(|| Err(Lost("no answer within the timeout".into())));
+                    let result = in_time(exchange, timeout).await;
                     Flight { cell: asks, request, sent: now, result }
                 });
                 self.flights.push(Airborne { cell: Weak::clone(weak), exchange });
@@ -315,6 +317,24 @@ impl Task {
         }
     }
 }
+
+/// The store's answer, if it comes within the timeout. A timer that fires late tells of a stall of this process, not of
+/// the store, whose answer may lie there unread: it has as long again, once.
+async fn in_time(mut exchange: Exchange, timeout: Duration) -> Result<Reply, Lost> {
+    for _ in 0..2 {
+        let until = clock::now().checked_add(timeout);
+        if let Some(answer) = clock::before(until, exchange.as_mut()).await {
+            return answer;
+        }
+        let late = until.map(|until| clock::now().saturating_duration_since(until));
+        if late.is_none_or(|late| late < timeout / 10) {
+            break;
+        }
+    }
+    Err(Lost("no answer within the timeout".into()))
+}
+
+type Exchange = Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>;
 
 /// Its runtime was shut down, or nobody uses the fleet any more: whoever still waits is not left waiting.
 impl Drop for Task {

@@ -132,11 +132,15 @@ async fn an_outage_keeps_the_bound_and_ends() {
                 memory.forget();
             }
             calls.join_all().await;
-            let leased = 4 * 8;
+            // Two leases of all.
+            let leased = 8;
             let most = log.most(SECOND, began, began + 15 * SECOND);
             assert!(most <= 100 + leased, "{on_loss:?} {forgets}: {most}");
             let alone = log.between(began + 5 * SECOND, began + 8 * SECOND);
             assert!(alone >= 3 * 80, "{on_loss:?}: {alone} of 300 while the store is away");
+            // Those who are back first take no more than their share, and nobody pays for what was sent meanwhile.
+            let back = log.between(began + 8 * SECOND, began + 10 * SECOND);
+            assert!(back >= 160, "{on_loss:?} {forgets}: {back} of 200");
             // A window and a lease, and a second.
             let shared = log.between(began + 10_040 * ms(1), began + 15 * SECOND);
             assert!(shared >= 450 - 4, "{on_loss:?} {forgets}: {shared} of 496");

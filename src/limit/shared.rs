@@ -47,9 +47,11 @@ impl KeyState {
     }
 
     /// The task looks at this key.
-    pub(crate) fn step(&mut self, now: Tick) -> Step {
+    pub(crate) fn step(&mut self, now: Tick, wakes: &mut Vec<Waker>) -> Step {
         if let Some(share) = &mut self.scope.share {
             share.looked_at = Tick::NEVER;
+            let (state, members) = (share.state(), share.members());
+            self.scope.set_store(state, members, now, wakes);
         }
         match self.scope.due(now) {
             Due::Now if !self.scope.is_lost() => Step::Send(self.scope.request(now)),
@@ -105,7 +107,7 @@ impl Scope {
 
     fn set_store(&mut self, state: State, elsewhere: u32, now: Tick, wakes: &mut Vec<Waker>) {
         let Some(share) = &mut self.share else { return };
-        if !share.set_state(state) {
+        if !share.set_state(state, now) {
             return;
         }
         let (keeping, heard) = (share.keeping(elsewhere), share.heard());
@@ -149,6 +151,11 @@ impl Scope {
             return if self.first().is_some() { Due::Now } else { Due::Nothing };
         }
         let leases = || self.meters.iter().filter_map(|meter| Some((meter, meter.lease()?)));
+        if let Some(joins) = share.joins_at() {
+            let owing = leases().filter(|(_, lease)| lease.owes()).map(|(_, lease)| lease.lasts()).min();
+            let tells = owing.map(|lasts| share.heard().unwrap_or_default().plus(lasts));
+            return share.due(None, tells.unwrap_or(joins).min(joins), now);
+        }
         let low = share.used && leases().any(|(meter, lease)| lease.is_low(meter.held(), now));
         let ends = leases().map(|(meter, lease)| lease.due_at(meter.held())).min();
         let stale = share.used && ends.is_none() && share.is_stale(now);
