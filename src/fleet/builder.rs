@@ -70,12 +70,12 @@ impl Fleet {
 
     fn start(
         way: (Box<dyn Place>, Box<dyn Store>),
-        on_loss: StoreLoss,
+        (on_loss, round_trip): (StoreLoss, u64),
         manners: Manners,
         (store, seed): (Arc<str>, u64),
     ) -> Self {
         let now = clock::now();
-        let (hub, view, notices) = Hub::new(on_loss, now);
+        let (hub, view, notices) = Hub::new(on_loss, round_trip, now);
         tokio::spawn(Task::new(way, manners, (view, notices), (seed, now)).run());
         Self { hub: Arc::new(hub), store }
     }
@@ -88,7 +88,13 @@ impl Fleet {
         (timeout, reconnect): (Duration, Backoff),
         seed: u64,
     ) -> Self {
-        Self::start((member.clone(), member), on_loss, Manners { timeout, reconnect }, ("memory".into(), seed))
+        let round_trip = u64::try_from(member.0.books().latency.as_micros()).unwrap_or(u64::MAX);
+        Self::start(
+            (member.clone(), member),
+            (on_loss, round_trip),
+            Manners { timeout, reconnect },
+            ("memory".into(), seed),
+        )
     }
 
     pub(crate) fn hub(&self) -> Arc<Hub> {
@@ -174,9 +180,24 @@ impl FleetBuilder {
         let place = Box::new(Redis { timeout: self.timeout.max(CONNECT), ..patient });
         let manners = Manners { timeout: self.timeout, reconnect: self.reconnect };
         let (seed, _) = member.as_u64_pair();
-        Ok(Fleet::start((place, connected), self.on_loss, manners, (store, seed)))
+        let round_trip = round_trip(&*connected).await?;
+        Ok(Fleet::start((place, connected), (self.on_loss, round_trip), manners, (store, seed)))
     }
 }
+
+/// The shortest of a few, in microseconds: others were held up somewhere.
+async fn round_trip(store: &dyn Store) -> Result<u64, Error> {
+    let mut shortest = PATIENCE;
+    for _ in 0..PINGS {
+        let sent = clock::now();
+        let answer = clock::before(sent.checked_add(PATIENCE), store.ping()).await;
+        answer.ok_or_else(|| Error::store("no answer within 5 s"))?.map_err(|lost| Error::store(lost.0))?;
+        shortest = shortest.min(clock::now().saturating_duration_since(sent));
+    }
+    Ok(u64::try_from(shortest.as_micros()).unwrap_or(u64::MAX))
+}
+
+const PINGS: u32 = 5;
 
 /// Nobody waits for a connection that is made again: it may take longer than an answer.
 const CONNECT: Duration = Duration::from_secs(1);

@@ -19,6 +19,7 @@ use crate::limit::{
 pub(crate) struct Hub {
     notices: mpsc::UnboundedSender<Notice>,
     view: Arc<View>,
+    round_trip: u64,
 }
 
 /// How the store is; shared with the task.
@@ -43,11 +44,20 @@ pub(crate) struct Notice {
 const GONE: Duration = Duration::from_secs(1);
 
 impl Hub {
-    pub(crate) fn new(on_loss: StoreLoss, now: Instant) -> (Self, Arc<View>, mpsc::UnboundedReceiver<Notice>) {
+    /// `round_trip`: to the store and back, in microseconds.
+    pub(crate) fn new(
+        on_loss: StoreLoss,
+        round_trip: u64,
+        now: Instant,
+    ) -> (Self, Arc<View>, mpsc::UnboundedReceiver<Notice>) {
         let (notices, receiver) = mpsc::unbounded_channel();
         let (lost_until, members) = (AtomicU64::new(0), AtomicU32::new(0));
         let view = Arc::new(View { on_loss, epoch: Epoch::new(now), lost_until, members });
-        (Self { notices, view: Arc::clone(&view) }, view, receiver)
+        (Self { notices, view: Arc::clone(&view), round_trip }, view, receiver)
+    }
+
+    pub(crate) fn round_trip(&self) -> u64 {
+        self.round_trip
     }
 
     pub(crate) fn view(&self) -> &View {

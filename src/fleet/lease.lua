@@ -1,7 +1,8 @@
 -- One decision for one limiter key: takes back what was not used, books what was sent without a lease, grants.
 --
 -- KEYS[1] the state of the key, KEYS[2] its members. Times are microseconds of the store's clock, and never go back.
--- ARGV: member, pause asked (0: none), longest life of a member, number of quotas; then of each quota:
+-- ARGV: member, pause asked (0: none), longest life of a member, members to expect (0: those that are seen), number of
+-- quotas; then of each quota:
 --   id, kind (1 window, 0 bucket), limit, span, burst, refill, per, lease, fresh, level at birth, meta,
 --   want, need, must, told limit (-1: none), told remaining, told reset, number of returns, (slice, units)*,
 --   number of bookings, (age, units)*
@@ -19,7 +20,7 @@ local at = 0
 local function arg() at = at + 1; return ARGV[at] end
 local function num() return tonumber(arg()) end
 
-local member, asked, life, count = arg(), num(), num(), num()
+local member, asked, life, expected, count = arg(), num(), num(), num(), num()
 local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
 local raw = redis.call('GET', KEYS[1])
@@ -174,7 +175,10 @@ local function read_line()
     if line.per ~= per then line.level = line.level / line.per * per end
   end
   if fresh == 1 then
-    local changed = line.span ~= span
+    local changed
+    -- Processes that are farther away lease for longer: what they lease counts for as long, whoever asks.
+    span = math.max(span, meta == '' and line.span or 0)
+    changed = line.span ~= span
     line.kind, line.limit, line.span, line.burst = kind, limit, span, burst
     line.refill, line.per, line.lease, line.meta, line.heard = refill, per, lease, meta, now
     if kind == 1 then expire(line, changed) end
@@ -185,15 +189,18 @@ local function read_line()
     local ends, units = num(), num()
     take_back(line, ends, units)
   end
+  local level = line.level
   for _ = 1, num() do
     local age, units = num(), num()
-    local level = line.level
     book(line, units, now - math.max(0, age))
-    -- What came back meanwhile was not saved either: a window, which its slices keep, goes into no debt for the past.
-    if line.kind == 1 then line.level = math.max(line.level, math.min(level, 0)) end
   end
-  -- A flood that nobody could hold back, while the store was away, is forgiven after one period.
-  line.level = math.max(line.level, -line.limit * line.per)
+  if line.kind == 1 and line.level < level then
+    -- A window has it in its slices. What would have come back since is not known: the level is no debt, and no burst.
+    line.level = math.min(level, line.per)
+  else
+    -- A flood that nobody could hold back, while the store was away, is forgiven after one period.
+    line.level = math.max(line.level, -line.limit * line.per)
+  end
   fill(line, now, line.burst)
   if told >= 0 then correct(line, told, remaining, reset) end
   ask.line = line
@@ -216,9 +223,17 @@ redis.call('ZADD', KEYS[2], now, member)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. (now - life))
 local members = redis.call('ZCARD', KEYS[2])
 local active = redis.call('ZCOUNT', KEYS[2], now - 2 * state.gap - 1000000, '+inf')
+-- While processes come back from an outage the others still go on by shares of their own.
+local part = expected > active and 1 or 2
+active = math.max(active, expected)
+
+-- A call that costs much would wait for ever beside those that take each unit as it comes: what it needs is kept for it.
+local hungry = state.hungry
+local fed = hungry and hungry.member == member
+if hungry and (fed or hungry.till <= now) then hungry, state.hungry = nil, nil end
 
 -- How much each quota has for this member: no more than its share, no less than its next call needs.
-local share, fits = 1, now >= state.pause
+local share, fits, heavy = 1, now >= state.pause and not hungry, false
 for _, ask in ipairs(asks) do
   local line = ask.line
   if ask.must > 0 then ask.slice = book(line, ask.must, now) end
@@ -227,9 +242,12 @@ for _, ask in ipairs(asks) do
   ask.has = math.max(0, math.min(level, room))
   if ask.need > line.burst and level >= math.floor(line.burst) and room >= ask.need then ask.has = ask.need end
   if now < line.stopped then ask.has = 0 end
-  local fair = math.max(math.ceil(level / active), math.ceil(2 * line.refill * line.lease / line.per / active), ask.need)
+  local fair = math.max(part == 2 and math.ceil(level / active) or 0, math.ceil(part * line.refill * line.lease / line.per / active), ask.need)
   ask.has = math.min(ask.has, fair)
-  if ask.has < ask.need then fits = false end
+  if ask.has < ask.need then
+    fits = false
+    heavy = heavy or ask.need > 1
+  end
   if ask.want > 0 then share = math.min(share, ask.has / ask.want) end
 end
 
@@ -242,14 +260,26 @@ for i, ask in ipairs(asks) do
     local units = math.max(1, ask.need)
     local level = math.max(0, math.min(units, math.floor(line.burst)) * line.per - line.level) / line.refill
     local ready = math.max(math.ceil(level), free_at(line, units, now) - now, line.stopped - now)
-    gap = math.max(gap, math.ceil(active * line.per / line.refill / 2), math.ceil(line.lease * 0.9))
+    local fills = line.burst * line.per / line.refill / 2
+    gap = math.max(gap, math.ceil(active * line.per / line.refill / part), math.ceil(math.min(line.lease * 0.9, fills)))
     retry = math.max(retry, math.min(ready, 2 * line.span + 1000000), gap)
   end
   local left = line.kind == 1 and room_at(line, now) or math.max(0, math.floor(line.level / line.per))
   replies[i + 1] = { granted + ask.must, ask.slice or 0, left, line.meta }
 end
+if fed and fits then
+  -- The others have their turn for as long as that took to come back.
+  for _, ask in ipairs(asks) do
+    state.fed = math.max(state.fed or 0, now + math.ceil(ask.need * ask.line.per / ask.line.refill))
+  end
+end
 if now < state.pause then retry = math.max(retry, state.pause - now) end
 if gap > 0 then state.gap = gap end
+if heavy and not hungry and now >= state.pause and now >= (state.fed or 0) then
+  state.hungry = { member = member, till = now + retry + 200000 }
+elseif hungry then
+  retry = math.max(retry, math.min(hungry.till - now, gap))
+end
 replies[1][4] = retry
 
 local named = {}

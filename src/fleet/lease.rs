@@ -10,7 +10,7 @@ use super::{
     store::{Granted, Line, Told},
     terms::{Terms, share_of},
 };
-use crate::limit::{Quota, tick::Tick};
+use crate::limit::{Contract, Quota, tick::Tick};
 
 /// Units of one grant that are not sent yet.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,8 @@ pub(crate) struct Lease {
     id: Box<str>,
     meta: Box<str>,
     quota: Quota,
+    /// To the store and back, in microseconds.
+    round_trip: u64,
     terms: Terms,
     keeping: Keeping,
     fresh: bool,
@@ -57,25 +59,26 @@ const REMEMBERED: usize = 64;
 
 impl Lease {
     /// A quota that every process of the fleet has configured. `id` says what it has to agree in.
-    pub(crate) fn configured(quota: &Quota) -> Self {
-        let contract = if Terms::of(quota).window { "window" } else { "bucket" };
+    pub(crate) fn configured(quota: &Quota, round_trip: u64) -> Self {
+        let contract = if quota.contract() == Contract::Window { "window" } else { "bucket" };
         let id = format!("{contract}/{}/{}", quota.per().as_nanos(), quota.unit_ref());
         let birth = quota.burst_units();
-        Self::new(id.into(), Box::default(), quota, birth)
+        Self::new((id.into(), Box::default()), quota, birth, round_trip)
     }
 
     /// A quota that an answer told: the store has it from whoever heard it first. Its past is unknown.
-    pub(crate) fn learned(id: Box<str>, meta: Box<str>, quota: &Quota) -> Self {
-        Self::new(id, meta, quota, 1)
+    pub(crate) fn learned(id: Box<str>, meta: Box<str>, quota: &Quota, round_trip: u64) -> Self {
+        Self::new((id, meta), quota, 1, round_trip)
     }
 
-    fn new(id: Box<str>, meta: Box<str>, quota: &Quota, birth: u32) -> Self {
-        let terms = Terms::of(quota);
+    fn new((id, meta): (Box<str>, Box<str>), quota: &Quota, birth: u32, round_trip: u64) -> Self {
+        let terms = Terms::of(quota, round_trip);
         let slice = (terms.memory() / REMEMBERED as u64).max(1);
         Self {
             id,
             meta,
             quota: quota.clone(),
+            round_trip,
             terms,
             keeping: Keeping::Shared,
             fresh: true,
@@ -123,7 +126,7 @@ impl Lease {
     /// Another process was told it anew.
     pub(crate) fn set_quota(&mut self, quota: &Quota, meta: Box<str>) {
         if self.quota != *quota {
-            (self.quota, self.terms) = (quota.clone(), Terms::of(quota));
+            (self.quota, self.terms) = (quota.clone(), Terms::of(quota, self.round_trip));
         }
         self.meta = meta;
     }
@@ -240,18 +243,14 @@ impl Lease {
         self.demand.asked(now, self.lasts());
         let must = self.uncovered(held, now);
         let free = self.unexpired(now).saturating_sub(held);
-        let want = match self.keeping {
-            Keeping::Shared => waiting.saturating_add(self.demand.expected(self.lasts())).saturating_sub(free),
-            // The store is back, and is only told.
-            Keeping::Alone(_) | Keeping::Open => 0,
-        };
+        let want = waiting.saturating_add(self.demand.expected(self.lasts())).saturating_sub(free);
         let need = need.saturating_sub(free).min(want);
         Line {
             id: self.id.clone(),
             terms: self.terms.clone(),
             fresh: std::mem::take(&mut self.fresh) || self.meta.is_empty(),
-            // Should the store have lost its memory: a window that was in use is not full.
-            birth: if self.terms.window && self.left.is_some() { 1 } else { self.birth },
+            // A store that has forgotten it does not start with a burst.
+            birth: if self.left.is_some() { self.birth.min(1) } else { self.birth },
             meta: self.meta.clone(),
             want,
             need,
@@ -309,11 +308,6 @@ impl Lease {
     /// How long what was sent counts, in nanoseconds.
     pub(crate) fn memory(&self) -> u64 {
         self.terms.memory()
-    }
-
-    /// Whether something was sent that the store does not know of.
-    pub(crate) fn owes(&self) -> bool {
-        !self.owed.is_empty()
     }
 
     /// From when on it does not matter that this is forgotten.

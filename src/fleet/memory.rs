@@ -2,8 +2,6 @@
 
 use std::{
     collections::HashMap,
-    future::Future,
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -11,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    store::{Granted, Line, Lost, Reply, Request, Store},
+    store::{Answer, Granted, Line, Lost, Reply, Request, Store},
     task::{Connecting, Place},
 };
 use crate::{
@@ -97,7 +95,7 @@ impl Place for Member {
 }
 
 impl Store for Member {
-    fn exchange(&self, request: &Request) -> Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>> {
+    fn exchange(&self, request: &Request) -> Answer<Reply> {
         let (member, request) = (self.clone(), request.clone());
         Box::pin(async move {
             let half = member.0.books().latency / 2;
@@ -109,6 +107,14 @@ impl Store for Member {
             let Some(reply) = reply else { return std::future::pending().await };
             pass(half).await;
             Ok(reply)
+        })
+    }
+
+    fn ping(&self) -> Answer<()> {
+        let latency = self.0.books().latency;
+        Box::pin(async move {
+            pass(latency).await;
+            Ok(())
         })
     }
 }
@@ -131,13 +137,15 @@ impl Books {
         book.members.retain(|_, seen| now.since(*seen) <= 5_000_000_000);
         let lately = 2 * book.gap + 1_000_000_000;
         let active = book.members.values().filter(|seen| now.since(**seen) <= lately).count() as u64;
+        let part = if u64::from(request.expected) > active { 1 } else { 2 };
+        let active = active.max(request.expected.into());
         for line in &request.lines {
             book.keep(line, now);
         }
         if request.pause > 0 {
             book.pause = book.pause.max(now.plus(request.pause * 1_000));
         }
-        let has: Vec<u64> = request.lines.iter().map(|line| book.has(line, active, now)).collect();
+        let has: Vec<u64> = request.lines.iter().map(|line| book.has(line, (active, part), now)).collect();
         let fits = now >= book.pause && request.lines.iter().zip(&has).all(|(line, has)| *has >= line.need);
         let share = request.lines.iter().zip(&has).filter(|(line, _)| line.want > 0);
         let share = share.map(|(line, has)| *has as f64 / line.want as f64).fold(1.0, f64::min);
@@ -187,17 +195,10 @@ impl Book {
             kept.meter.settle(*units, 0, Tick::from_nanos(*slice), now);
         }
         for (age, units) in &line.owed {
-            // A window goes into no debt for the past.
-            let sent = Tick::from_nanos(now.nanos().saturating_sub(age * 1_000));
+            kept.meter.cut_to_one();
             match kept.meter.guard_mut() {
-                Some(guard) => {
-                    guard.commit(*units, sent);
-                    kept.meter.cut_to_one();
-                }
-                None => {
-                    kept.meter.hold(*units);
-                    kept.meter.commit(*units, now);
-                }
+                Some(guard) => guard.commit(*units, Tick::from_nanos(now.nanos().saturating_sub(age * 1_000))),
+                None => kept.meter.adopt_held(*units),
             }
         }
         kept.meter.hold(line.must);
@@ -205,10 +206,11 @@ impl Book {
         kept.meter.advance(now, false);
     }
 
-    fn has(&self, line: &Line, active: u64, now: Tick) -> u64 {
+    fn has(&self, line: &Line, (active, part): (u64, u64), now: Tick) -> u64 {
         let left = self.lines[&line.id].meter.left(now);
-        let refilled = 2 * line.terms.refill * line.terms.lease / line.terms.per;
-        left.min(left.div_ceil(active).max(refilled.div_ceil(active)).max(line.need))
+        let refilled = part * line.terms.refill * line.terms.lease / line.terms.per;
+        let saved = if part == 2 { left.div_ceil(active) } else { 0 };
+        left.min(saved.max(refilled.div_ceil(active)).max(line.need))
     }
 
     fn grant(&mut self, line: &Line, units: u64, active: u64, now: Tick) -> u64 {
@@ -218,7 +220,9 @@ impl Book {
         if units >= line.want {
             return 0;
         }
-        self.gap = (active * line.terms.per / line.terms.refill / 2).max(line.terms.lease * 9 / 10) * 1_000;
+        let fills = whole(line.terms.burst) * line.terms.per / line.terms.refill / 2;
+        let turn = active * line.terms.per / line.terms.refill / 2;
+        self.gap = turn.max(fills.min(line.terms.lease * 9 / 10)) * 1_000;
         let ready = kept.meter.ready_at(0, line.need.max(1), now, false).since(now);
         ready.max(self.gap).max(self.pause.since(now)) / 1_000
     }

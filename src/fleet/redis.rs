@@ -1,12 +1,12 @@
 //! The store in Redis or Valkey: one script, one call of it an exchange.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value, cmd};
 
 use super::{
     link::{Address, Link},
-    store::{Granted, Line, Lost, Reply, Request, Store},
+    store::{Answer, Granted, Line, Lost, Reply, Request, Store},
     task::{Connecting, Place},
 };
 
@@ -42,7 +42,7 @@ impl Names {
         let mut call = cmd(verb);
         let state = format!("{}:{{{}}}", self.prefix, request.key);
         call.arg(script).arg(2).arg(&state).arg(format!("{state}:members"));
-        call.arg(&self.member).arg(request.pause).arg(LIFE).arg(request.lines.len());
+        call.arg(&self.member).arg(request.pause).arg(LIFE).arg(request.expected).arg(request.lines.len());
         request.lines.iter().for_each(|line| write(&mut call, line));
         call
     }
@@ -95,7 +95,7 @@ struct Connected {
 }
 
 impl Store for Connected {
-    fn exchange(&self, request: &Request) -> Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>> {
+    fn exchange(&self, request: &Request) -> Answer<Reply> {
         let mut link = self.link.clone();
         let call = self.names.call("EVALSHA", &self.names.sha1, request);
         let (names, request) = (Arc::clone(&self.names), request.clone());
@@ -109,6 +109,11 @@ impl Store for Connected {
             };
             read(value.map_err(lost)?, request.lines.len())
         })
+    }
+
+    fn ping(&self) -> Answer<()> {
+        let mut link = self.link.clone();
+        Box::pin(async move { cmd("PING").query_async(&mut link).await.map_err(lost) })
     }
 }
 

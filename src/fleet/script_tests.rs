@@ -73,15 +73,20 @@ impl<'a> Script<'a> {
         Self { connection, text, names: Names::new("t".into(), "m".into()) }
     }
 
+    /// Another process.
+    fn turn_to(&mut self, member: &str) {
+        self.names = Names::new("t".into(), member.into());
+    }
+
     fn call(&mut self, lines: Vec<Line>, now: u64) -> Reply {
-        let request = Request { key: "k".into(), pause: 0, lines };
+        let request = Request { key: "k".into(), lines, ..Request::default() };
         let mut call = self.names.call("EVAL", &self.text, &request);
         read(call.arg(now).query(self.connection).unwrap(), request.lines.len()).unwrap()
     }
 }
 
 fn line(quota: &Quota, span: u64) -> Line {
-    let terms = Terms { span, burst: f64::from(quota.burst_units()), ..Terms::of(quota) };
+    let terms = Terms { span, burst: f64::from(quota.burst_units()), ..Terms::of(quota, 0) };
     Line {
         id: "q".into(),
         terms,
@@ -185,4 +190,48 @@ fn several_quotas_are_taken_all_or_none_and_time_never_goes_back() {
     let owing = Line { owed: vec![(0, 20)], ..line(&many, 0) };
     script.call(vec![Line { id: "many".into(), ..owing }], 400_000);
     assert_eq!(units(script.call(asks(1, 1), 1_400_000)), [0, 0]);
+}
+
+/// Beside a process that takes each unit as it comes.
+#[test]
+fn a_call_that_costs_much_is_served() {
+    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
+        return;
+    }
+    let (_server, mut connection) = Server::start();
+    let mut script = Script::new(&mut connection);
+    let quota = Quota::bucket(100, Duration::from_secs(1)).burst(50);
+    let (mut now, mut again, mut served, mut light) = (1_000_000, 0, 0, 0);
+    while now < 11_000_000 {
+        script.turn_to("light");
+        light += script.call(vec![Line { want: 5, need: 1, ..line(&quota, 0) }], now).granted[0].units;
+        if now >= again {
+            script.turn_to("heavy");
+            let reply = script.call(vec![Line { want: 40, need: 40, ..line(&quota, 0) }], now);
+            served += reply.granted[0].units / 40;
+            again = now + reply.retry;
+        }
+        now += 10_000;
+    }
+    assert!((8..=16).contains(&served), "{served} times 40 of 1,000 units");
+    assert!(light >= 300 && served * 40 + light >= 950, "{light} units for the others, {served} times 40");
+}
+
+/// What was sent while the store was away counts for its window, and no longer.
+#[test]
+fn what_is_owed_is_no_debt_of_a_window() {
+    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
+        return;
+    }
+    let (_server, mut connection) = Server::start();
+    let mut script = Script::new(&mut connection);
+    let quota = Quota::window(100, Duration::from_micros(1_024_000));
+    let owing = Line { owed: vec![(512_000, 60), (0, 40)], ..line(&quota, 1_024_000) };
+    assert_eq!(script.call(vec![owing], 5_000_000).granted[0].left, 0);
+    let asked = || vec![Line { want: 10, need: 1, ..line(&quota, 1_024_000) }];
+    assert_eq!(script.call(asked(), 5_500_000).granted[0].units, 0);
+    // The sixty of half a window before count no longer.
+    let units = script.call(asked(), 5_540_000).granted[0].units;
+    assert!((1..=10).contains(&units), "{units}");
+    assert_eq!(script.call(vec![line(&quota, 1_024_000)], 5_540_000).granted[0].left, 60 - units);
 }

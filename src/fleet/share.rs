@@ -7,13 +7,13 @@ use crate::limit::{costs::Costs, tick::Tick};
 /// process heard of is known here soon. In nanoseconds.
 const NEWS: u64 = 100_000_000;
 
-/// After its return the store is told what was sent and asked for nothing for so long: by then all processes are back
-/// (their reconnects are no farther apart) and it knows what they sent. In nanoseconds.
-const SETTLES: u64 = 1_000_000_000;
+/// Processes come back from an outage within so long, each at an instant of its own. In nanoseconds.
+const SETTLES: u64 = 1_100_000_000;
 
 /// What a key knows of its fleet.
 #[derive(Debug)]
 pub(crate) struct Share {
+    round_trip: u64,
     state: State,
     /// Which life of the key's state in the store the leases are of.
     generation: Option<Box<str>>,
@@ -22,14 +22,12 @@ pub(crate) struct Share {
     /// When the last request that was answered left.
     heard: Option<Tick>,
     members: u32,
+    /// After an outage: so many share the limit, until all must be back.
+    settling: (u32, Tick),
     pub(crate) in_flight: bool,
     retry_at: Tick,
-    /// The store is back; quotas are kept by this process alone until then.
-    joins_at: Option<Tick>,
     /// A pause that the server asked this process for, not told yet.
     pause: Tick,
-    /// One that is on its way to the store.
-    telling: Tick,
     /// Something was granted since the last request.
     pub(crate) used: bool,
     /// One that would not wait was refused.
@@ -54,54 +52,47 @@ pub(crate) enum Due {
     Nothing,
 }
 
-impl Default for Share {
-    fn default() -> Self {
+impl Share {
+    /// `round_trip`: to the store and back, in microseconds.
+    pub(crate) fn new(round_trip: u64) -> Self {
         Self {
+            round_trip,
             state: State::Shared,
             generation: None,
             fresh_until: Tick::default(),
             heard: None,
             members: 0,
+            settling: (0, Tick::default()),
             in_flight: false,
             retry_at: Tick::default(),
-            joins_at: None,
             pause: Tick::default(),
-            telling: Tick::default(),
             used: false,
             wish: None,
             looked_at: Tick::NEVER,
         }
     }
-}
 
-impl Share {
+    pub(crate) fn round_trip(&self) -> u64 {
+        self.round_trip
+    }
+
     pub(crate) fn state(&self) -> State {
         self.state
     }
 
-    /// Gives whether quotas are kept in another way from now on.
+    /// Gives whether it was another.
     pub(crate) fn set_state(&mut self, state: State, now: Tick) -> bool {
         let lost = |state| matches!(state, State::Lost(..));
         let changed = lost(self.state) != lost(state);
-        let alone = matches!(self.state, State::Lost(StoreLoss::LiveShare | StoreLoss::LocalShare(_), _));
+        if let (true, State::Lost(loss, _)) = (changed, self.state) {
+            let told = if let StoreLoss::LocalShare(members) = loss { members } else { self.members };
+            self.settling = (told, now.plus(SETTLES));
+        }
         self.state = state;
         if changed {
             (self.fresh_until, self.retry_at, self.in_flight) = (Tick::default(), Tick::default(), false);
-            // What was under way has not been heard, as far as anybody knows.
-            self.pause = self.pause.max(std::mem::take(&mut self.telling));
-            self.joins_at = alone.then(|| now.plus(SETTLES));
-            return !alone;
         }
-        let joins = self.joins_at.is_some_and(|at| at <= now);
-        if joins {
-            self.joins_at = None;
-        }
-        joins
-    }
-
-    /// The store is back, and this process goes on alone until then.
-    pub(crate) fn joins_at(&self) -> Option<Tick> {
-        self.joins_at
+        changed
     }
 
     /// How quotas are kept in the present state, if `elsewhere` processes are known of by other keys.
@@ -126,7 +117,7 @@ impl Share {
     /// Whether what is known of the store is new enough to send by, or nothing has to be known.
     pub(crate) fn is_fresh(&self, now: Tick) -> bool {
         match self.state {
-            State::Shared => now < self.fresh_until || self.joins_at.is_some(),
+            State::Shared => now < self.fresh_until,
             State::Lost(loss, _) => loss != StoreLoss::Closed,
         }
     }
@@ -139,6 +130,12 @@ impl Share {
         self.heard
     }
 
+    /// The members that share the limit, for a while after an outage.
+    pub(crate) fn expected(&self, now: Tick) -> u32 {
+        let (members, until) = self.settling;
+        if now < until { members } else { 0 }
+    }
+
     /// The server asked this process for a pause.
     pub(crate) fn tell_pause(&mut self, until: Tick) {
         self.pause = self.pause.max(until);
@@ -146,20 +143,17 @@ impl Share {
 
     /// What remains of the pause to be told, in microseconds, rounded up.
     pub(crate) fn take_pause(&mut self, now: Tick) -> u64 {
-        self.telling = std::mem::take(&mut self.pause);
-        self.telling.since(now).div_ceil(1_000)
+        std::mem::take(&mut self.pause).since(now).div_ceil(1_000)
     }
 
     /// A request has been answered. `lease`: the shortest of the key's leases, in nanoseconds. Gives whether the store
     /// has lost its memory since the last answer.
     pub(crate) fn answered(&mut self, generation: &str, members: u32, (sent, lease): (Tick, Option<u64>)) -> bool {
-        (self.in_flight, self.telling) = (false, Tick::default());
+        self.in_flight = false;
+        self.members = members;
         self.heard = Some(sent);
         self.fresh_until = sent.plus(lease.unwrap_or(NEWS));
         let forgotten = self.generation.as_deref().is_some_and(|known| known != generation);
-        // A store without a memory knows only those who have come back before this one.
-        let all_known = !forgotten && self.joins_at.is_none();
-        self.members = if all_known { members } else { members.max(self.members) };
         if self.generation.as_deref() != Some(generation) {
             self.generation = Some(generation.into());
         }

@@ -6,8 +6,13 @@ use super::terms::Terms;
 
 /// A place that all processes of a fleet reach. Each exchange is one decision, all of it or nothing.
 pub(crate) trait Store: fmt::Debug + Send {
-    fn exchange(&self, request: &Request) -> Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>;
+    fn exchange(&self, request: &Request) -> Answer<Reply>;
+
+    /// There and back.
+    fn ping(&self) -> Answer<()>;
 }
+
+pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Lost>> + Send>>;
 
 /// The store did not answer, or not as it should: why, without credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +25,8 @@ pub(crate) struct Request {
     pub(crate) key: String,
     /// A pause that the server asked this process for: so much of it remains.
     pub(crate) pause: u64,
+    /// Processes that are known to use the key, while they come back from an outage; else zero.
+    pub(crate) expected: u32,
     pub(crate) lines: Vec<Line>,
 }
 

@@ -6,7 +6,7 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     sync::{Arc, Weak},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -209,16 +209,13 @@ impl Task {
             return;
         }
         let epoch = cell.config.epoch;
-        let mut wakes = Vec::new();
-        let step = cell.lock().step(epoch.tick(now), &mut wakes);
-        wakes.into_iter().for_each(Waker::wake);
-        match step {
+        match cell.lock().step(epoch.tick(now)) {
             Step::Send(mut request) => {
                 request.key = cell.key.digest();
                 let exchange = store.exchange(&request);
-                let (asks, timeout) = (Weak::clone(weak), self.manners.timeout);
+                let (asks, until) = (Weak::clone(weak), now.checked_add(self.manners.timeout));
                 let exchange = Box::pin(async move {
-                    let result = in_time(exchange, timeout).await;
+                    let result = answer_by(until, exchange).await;
                     Flight { cell: asks, request, sent: now, result }
                 });
                 self.flights.push(Airborne { cell: Weak::clone(weak), exchange });
@@ -318,23 +315,23 @@ impl Task {
     }
 }
 
-/// The store's answer, if it comes within the timeout. A timer that fires late tells of a stall of this process, not of
-/// the store, whose answer may lie there unread: it has as long again, once.
-async fn in_time(mut exchange: Exchange, timeout: Duration) -> Result<Reply, Lost> {
-    for _ in 0..2 {
-        let until = clock::now().checked_add(timeout);
-        if let Some(answer) = clock::before(until, exchange.as_mut()).await {
-            return answer;
-        }
-        let late = until.map(|until| clock::now().saturating_duration_since(until));
-        if late.is_none_or(|late| late < timeout / 10) {
-            break;
-        }
+/// The answer, by `until`. A timer that fires late says that this process was held up, not that the store was: it has as
+/// long again to read what has come meanwhile.
+async fn answer_by(
+    until: Option<Instant>,
+    mut exchange: Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>,
+) -> Result<Reply, Lost> {
+    let mut answer = clock::before(until, exchange.as_mut()).await;
+    let now = clock::now();
+    let late = until.map_or(Duration::ZERO, |until| now.saturating_duration_since(until));
+    if answer.is_none() && late > ON_TIME {
+        answer = clock::before(now.checked_add(late), exchange).await;
     }
-    Err(Lost("no answer within the timeout".into()))
+    answer.unwrap_or_else(|| Err(Lost("no answer within the timeout".into())))
 }
 
-type Exchange = Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>;
+/// Timers have a grain of a millisecond.
+const ON_TIME: Duration = Duration::from_millis(3);
 
 /// Its runtime was shut down, or nobody uses the fleet any more: whoever still waits is not left waiting.
 impl Drop for Task {

@@ -10,6 +10,8 @@ const LEASES: u64 = 25;
 const SHORTEST: u64 = 20_000;
 const LONGEST: u64 = 1_000_000;
 const OF_BUCKET: u64 = 100_000;
+/// A lease lasts so many round trips at least, or it would be over when it comes.
+const ROUND_TRIPS: u64 = 4;
 
 /// What a line of the store's books says about its quota; times in microseconds.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +31,9 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    pub(crate) fn of(quota: &Quota) -> Self {
+    /// `round_trip`: to the store and back, in microseconds; a lease counts from before it was asked for.
+    pub(crate) fn of(quota: &Quota, round_trip: u64) -> Self {
+        let far = round_trip.saturating_mul(ROUND_TRIPS).min(LONGEST);
         let per = micros(quota.per()).max(1);
         let (units, burst) = (u64::from(quota.units().max(1)), quota.burst_units());
         let common = gcd(units, per);
@@ -43,12 +47,12 @@ impl Terms {
             lease: 0,
         };
         if rate.window {
-            let lease = (per / LEASES).clamp(SHORTEST, LONGEST);
+            let lease = (per / LEASES).clamp(SHORTEST, LONGEST).max(far);
             return Self { span: per.saturating_add(lease), lease, ..rate };
         }
         // A unit may be sent a lease later than it was taken: what comes back meanwhile is kept free in the burst.
         let half = u64::from(burst).saturating_mul(per) / units.saturating_mul(2);
-        let lease = half.clamp(SHORTEST, OF_BUCKET);
+        let lease = half.clamp(SHORTEST, OF_BUCKET).max(far);
         let burst = (f64::from(burst) - units as f64 * lease as f64 / per as f64).max(1.0);
         Self { burst, lease, ..rate }
     }
@@ -93,17 +97,18 @@ mod tests {
 
     #[test]
     fn a_window_spans_its_leases_too() {
-        let terms = Terms::of(&Quota::per_second(100));
+        let terms = Terms::of(&Quota::per_second(100), 0);
         assert_eq!((terms.span, terms.lease, terms.refill, terms.per), (1_040_000, 40_000, 1, 10_000));
-        assert_eq!(Terms::of(&Quota::window(5, Duration::from_millis(200))).lease, 20_000);
-        assert_eq!(Terms::of(&Quota::per_day(5)).lease, 1_000_000);
+        assert_eq!(Terms::of(&Quota::window(5, Duration::from_millis(200)), 0).lease, 20_000);
+        assert_eq!(Terms::of(&Quota::window(5, Duration::from_millis(200)), 25_000).lease, 100_000);
+        assert_eq!(Terms::of(&Quota::per_day(5), 0).lease, 1_000_000);
     }
 
     /// What a member sends late must fit the contract: n ≤ burst + n·t/per for every span t.
     #[test]
     fn a_bucket_keeps_room_for_what_is_sent_late() {
         for (n, burst, lease, kept) in [(100, 20, 100_000, 10.0), (2, 4, 100_000, 3.8), (100, 1, 20_000, 1.0)] {
-            let terms = Terms::of(&Quota::bucket(n, SECOND).burst(burst));
+            let terms = Terms::of(&Quota::bucket(n, SECOND).burst(burst), 0);
             assert_eq!(terms.lease, lease);
             assert!((terms.burst - kept).abs() < 1e-9, "{n} {burst}: {}", terms.burst);
         }

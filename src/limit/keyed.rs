@@ -59,15 +59,16 @@ pub(crate) struct Origin {
 
 impl KeyState {
     fn new(config: &Config, now: Tick) -> Self {
-        let shared = config.hub.is_some();
-        let meter = |quota| match Meter::full(quota, now) {
-            meter if shared => meter.leased(Lease::configured(quota)),
-            meter => meter,
+        let round_trip = config.hub.as_ref().map(|hub| hub.round_trip());
+        let meter = |quota| match (Meter::full(quota, now), round_trip) {
+            (meter, Some(round_trip)) => meter.leased(Lease::configured(quota, round_trip)),
+            (meter, None) => meter,
         };
         let meters: Vec<Meter> = config.quotas.iter().map(meter).collect();
         let ramp = if config.rules.learn { Ramp::default() } else { Ramp::over() };
         let scope = Scope::new(meters, config.max_in_flight, ramp);
-        Self { scope: if shared { scope.shared() } else { scope }, book: None, routes: None, gone: false }
+        let scope = round_trip.into_iter().fold(scope, Scope::shared);
+        Self { scope, book: None, routes: None, gone: false }
     }
 
     /// The group that binds a route.

@@ -102,7 +102,7 @@ impl Book {
             spread: self.latency.spread(),
             headroom: rules.headroom,
             members: scope.members(),
-            shared: scope.share.is_some(),
+            shared: scope.share.as_ref().map(|share| share.round_trip()),
         };
         let place = self.learned.iter().position(|known| known.is(hint, true));
         let place = place.or_else(|| self.learned.iter().position(|known| !known.told && known.is(hint, false)));
@@ -121,7 +121,9 @@ impl Book {
     pub(crate) fn adopt(&mut self, scope: &mut Scope, (id, meta): (&str, &str), rules: Rules, now: Tick) {
         let lease = |known: &Learned| scope.meters[known.meter].lease().filter(|lease| lease.id() == id);
         let Some(index) = self.learned.iter().position(|known| lease(known).is_some()) else {
-            let adopted = Learned::adopt(id, meta, rules.headroom, now).filter(|_| self.learned.len() < MOST_LEARNED);
+            let round_trip = scope.share.as_ref().map_or(0, |share| share.round_trip());
+            let adopted = Learned::adopt((id, meta), rules.headroom, round_trip, now);
+            let adopted = adopted.filter(|_| self.learned.len() < MOST_LEARNED);
             if let Some((learned, meter)) = adopted {
                 scope.ramp.end();
                 self.keep(scope, learned, meter);

@@ -83,8 +83,8 @@ pub(crate) struct Seen {
     pub(crate) headroom: f64,
     /// Processes that use the same quotas, this one included.
     pub(crate) members: u64,
-    /// A fleet keeps the quotas of this scope.
-    pub(crate) shared: bool,
+    /// A fleet keeps the quotas of this scope: to its store and back, in microseconds.
+    pub(crate) shared: Option<u64>,
 }
 
 /// Longest window that is kept as told, 73 years: products of two still fit the integers.
@@ -128,10 +128,11 @@ impl Learned {
     }
 
     /// A quota that another process of the fleet was told; none if its description makes no sense.
-    pub(crate) fn adopt(id: &str, meta: &str, headroom: f64, now: Tick) -> Option<(Self, Meter)> {
+    pub(crate) fn adopt((id, meta): (&str, &str), headroom: f64, round_trip: u64, now: Tick) -> Option<(Self, Meter)> {
         let (contract, unit) = Contract::described(meta)?;
         let quota = contract.quota(headroom, &unit);
-        let meter = Meter::with_level(&quota, 1, now).leased(Lease::learned(id.into(), meta.into(), &quota));
+        let meter =
+            Meter::with_level(&quota, 1, now).leased(Lease::learned(id.into(), meta.into(), &quota, round_trip));
         let learned = Self {
             name: None,
             partition: None,
@@ -258,11 +259,9 @@ impl Contract {
 
     /// With what a fleet needs to keep it, if there is one.
     fn leased(&self, meter: Meter, hint: &QuotaHint, seen: &Seen) -> Meter {
-        if !seen.shared {
-            return meter;
-        }
+        let Some(round_trip) = seen.shared else { return meter };
         let quota = self.quota(seen.headroom, &hint.unit);
-        meter.leased(Lease::learned(id_of(hint), self.description(&hint.unit), &quota))
+        meter.leased(Lease::learned(id_of(hint), self.description(&hint.unit), &quota, round_trip))
     }
 
     /// What other processes need to know of it.

@@ -47,11 +47,9 @@ impl KeyState {
     }
 
     /// The task looks at this key.
-    pub(crate) fn step(&mut self, now: Tick, wakes: &mut Vec<Waker>) -> Step {
+    pub(crate) fn step(&mut self, now: Tick) -> Step {
         if let Some(share) = &mut self.scope.share {
             share.looked_at = Tick::NEVER;
-            let (state, members) = (share.state(), share.members());
-            self.scope.set_store(state, members, now, wakes);
         }
         match self.scope.due(now) {
             Due::Now if !self.scope.is_lost() => Step::Send(self.scope.request(now)),
@@ -91,8 +89,8 @@ impl KeyState {
 
 impl Scope {
     /// Its quotas are kept by a fleet from now on.
-    pub(crate) fn shared(mut self) -> Self {
-        self.share = Some(Box::default());
+    pub(crate) fn shared(mut self, round_trip: u64) -> Self {
+        self.share = Some(Box::new(Share::new(round_trip)));
         self
     }
 
@@ -151,11 +149,6 @@ impl Scope {
             return if self.first().is_some() { Due::Now } else { Due::Nothing };
         }
         let leases = || self.meters.iter().filter_map(|meter| Some((meter, meter.lease()?)));
-        if let Some(joins) = share.joins_at() {
-            let owing = leases().filter(|(_, lease)| lease.owes()).map(|(_, lease)| lease.lasts()).min();
-            let tells = owing.map(|lasts| share.heard().unwrap_or_default().plus(lasts));
-            return share.due(None, tells.unwrap_or(joins).min(joins), now);
-        }
         let low = share.used && leases().any(|(meter, lease)| lease.is_low(meter.held(), now));
         let ends = leases().map(|(meter, lease)| lease.due_at(meter.held())).min();
         let stale = share.used && ends.is_none() && share.is_stale(now);
@@ -178,9 +171,9 @@ impl Scope {
             }
         }
         (share.in_flight, share.used) = (true, false);
-        let pause = share.take_pause(now);
+        let (pause, expected) = (share.take_pause(now), share.expected(now));
         self.share = Some(share);
-        Request { key: String::new(), pause, lines }
+        Request { key: String::new(), pause, expected, lines }
     }
 
     fn answered(&mut self, (request, reply): (&Request, &Reply), (sent, draw): (Tick, f64), now: Tick) {
