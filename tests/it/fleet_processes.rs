@@ -68,7 +68,7 @@ async fn run(redis: &Redis, count: usize, plan: &Plan) -> Figures {
     let windows = (plan.load_ms - 2 * window_ms) as f64 / window_ms as f64;
     let (calls, script_us) = scripts(redis);
     let figures = Figures {
-        most: most_in(&starts, ms(window_ms) - JITTER),
+        most: most_in(&starts, ms(window_ms).saturating_sub(JITTER)),
         used: steady as f64 / windows / f64::from(n),
         round_trips: calls as f64 / starts.len() as f64,
         script_us,
@@ -118,7 +118,8 @@ async fn a_round_trip_serves_ten_starts() {
 
 /// A server that refuses what is above N in any window that is shorter by the jitter.
 async fn server(n: u32, window: Duration) -> Server {
-    let server = Server::builder().limit(Quota::window(n, window - JITTER)).algorithm(Algorithm::SlidingLog);
+    let server =
+        Server::builder().limit(Quota::window(n, window.saturating_sub(JITTER))).algorithm(Algorithm::SlidingLog);
     server.advertise(Quota::window(n, window)).faults(Faults::rate(0.0)).start().await.unwrap()
 }
 
@@ -207,7 +208,7 @@ async fn outage(on_loss: &str, hang: bool) {
     let (scripts_back, _) = scripts(&redis);
     let reports = crew.reports().await;
     let starts = starts(&reports);
-    let most = most_in(&starts, SECOND - JITTER);
+    let most = most_in(&starts, SECOND.saturating_sub(JITTER));
     let alone = between(&starts, from, (4_000, 2_500 + away_ms));
     // A window, a lease and a second.
     let shared = back + 2_040;
