@@ -12,6 +12,7 @@ mod bulk;
 mod call;
 mod cancel;
 mod cases;
+mod chaos;
 mod charge;
 mod corpus;
 mod deadline;
