@@ -38,3 +38,5 @@ mod soak;
 mod support;
 mod surface;
 mod telemetry;
+#[cfg(feature = "cli")]
+mod terminal;
