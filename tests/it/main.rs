@@ -33,6 +33,10 @@ mod replay;
 mod rules;
 #[cfg(feature = "cli")]
 mod serve;
+#[cfg(feature = "bulk")]
+mod secrets;
+#[cfg(feature = "cli")]
+mod secrets_cli;
 mod server;
 mod soak;
 mod support;
