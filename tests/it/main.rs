@@ -19,6 +19,9 @@ mod deadline;
 #[cfg(feature = "cli")]
 mod explain;
 mod fuzzed;
+mod hostile;
+mod hostile_h2;
+mod hostile_limits;
 mod jitter;
 #[cfg(feature = "cli")]
 mod jobs;
