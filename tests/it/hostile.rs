@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use abide::{
-    Backoff, Cause, Client, ClientBuilder, Error, Note, Policy, ResponseExt, SentState, Stop,
+    Backoff, Cause, Client, Error, Note, Policy, ResponseExt, SentState, Stop,
     http::{HeaderMap, HeaderName, StatusCode},
     reqwest::{self, Response},
 };
@@ -14,32 +14,35 @@ use crate::support::{
     raw::{Raw, Step, alone, say},
 };
 
-const DEADLINE: Duration = Duration::from_millis(1_500);
-/// On a machine that is busy with other tests.
+/// Long, for a machine that is busy with other tests: only what hangs needs it.
+const DEADLINE: Duration = Duration::from_secs(20);
 const SLACK: Duration = Duration::from_secs(10);
+/// Well below the deadline, and what a call may take that waits for nothing.
+const SOON: Duration = Duration::from_secs(8);
 const ATTEMPTS: usize = 2;
 /// What a socket's buffers of both sides take of a flood before anybody reads it, and some more.
 const BUFFERS: u64 = 24 << 20;
 /// What any of these may take, in MiB: a few buffers of 400 KiB, and the tests' own.
 const LITTLE: u64 = 8;
 
-fn policy() -> Policy {
+fn policy(attempt: Duration) -> Policy {
     Policy::default()
         .no_budget()
         .backoff(Backoff::constant(ms(1)))
         .throttle_backoff(Backoff::constant(ms(1)))
         .max_attempts(2)
-        .attempt_timeout(ms(400))
+        .attempt_timeout(attempt)
         .deadline(DEADLINE)
 }
 
-fn builder() -> ClientBuilder {
-    let http = reqwest::Client::builder().no_proxy().tls_certs_only([]).read_timeout(ms(400));
-    Client::builder().http(http).policy(policy())
+fn client() -> Client {
+    within(SOON)
 }
 
-fn client() -> Client {
-    builder().build().unwrap()
+/// Its attempts are cut off so soon.
+fn within(attempt: Duration) -> Client {
+    let http = reqwest::Client::builder().no_proxy().tls_certs_only([]);
+    Client::builder().http(http).policy(policy(attempt)).build().unwrap()
 }
 
 /// Sends it; it ends by its deadline.
@@ -53,7 +56,8 @@ async fn sent(request: abide::RequestBuilder) -> Result<Response, Error> {
 /// Each answer fails the call, with this cause, in so many attempts.
 async fn fails(steps: Vec<Step>, cause: Cause, attempts: usize) -> Raw {
     let server = Raw::always(steps).await;
-    let error = sent(client().get(server.url())).await.unwrap_err();
+    let client = if cause == Cause::Timeout { within(ms(600)) } else { client() };
+    let error = sent(client.get(server.url())).await.unwrap_err();
     assert_eq!((error.cause(), error.history().attempts().len()), (Some(cause), attempts), "{error:?}");
     assert_eq!(server.requests(), attempts as u64);
     server
@@ -101,11 +105,13 @@ fn interim_answers_without_end() {
         for interim in ["100 Continue", "102 Processing", "103 Early Hints"] {
             let text = format!("HTTP/1.1 {interim}\r\nlink: </a>\r\n\r\n");
             let server = fails(vec![Step::Drip(text.repeat(20).into(), ms(1))], Cause::Timeout, ATTEMPTS).await;
-            // Nobody listens any more.
-            clock::sleep(ms(300)).await;
-            let before = server.written();
-            clock::sleep(ms(100)).await;
-            assert_eq!(server.written(), before, "{interim}");
+            // Soon nobody listens any more.
+            let (until, mut before) = (clock::now() + SLACK, 0);
+            while server.written() != before {
+                assert!(clock::now() < until, "{interim} is still read");
+                before = server.written();
+                clock::sleep(ms(200)).await;
+            }
         }
     });
 }
@@ -124,7 +130,7 @@ fn a_gibibyte_on_a_refusal() {
             drop(response);
             let written = server.written();
             assert!(written < 2 * BUFFERS, "{written} of a gibibyte");
-            assert!(took < ms(1_000), "{took:?}: it is not read to its end");
+            assert!(took < SOON, "{took:?}: it is not read to its end");
         }
     });
 }
@@ -151,8 +157,8 @@ fn a_body_of_single_bytes() {
     alone(LITTLE, async || {
         let bytes = Step::Flood(b"1\r\nx\r\n".repeat(1 << 10), 1 << 7);
         let server = Raw::always(vec![chunked("200 OK"), bytes, say("0\r\n\r\n")]).await;
-        let request = client().get(server.url()).policy(policy().attempt_timeout(SLACK).deadline(SLACK * 2));
-        let response = request.buffered(1 << 20).send().await.unwrap();
+        let patient = policy(Duration::from_secs(120)).deadline(Duration::from_secs(120));
+        let response = client().get(server.url()).policy(patient).buffered(1 << 20).send().await.unwrap();
         assert_eq!(response.bytes().await.unwrap().len(), 1 << 17);
     });
 }
@@ -163,21 +169,21 @@ fn bodies_that_drip() {
         let drip = || Step::Drip(b"1\r\nx\r\n".to_vec(), ms(15));
         // In the attempt, where a buffer is asked for.
         let server = Raw::always(vec![chunked("200 OK"), drip()]).await;
-        let error = sent(client().get(server.url()).buffered(1 << 20)).await.unwrap_err();
+        let error = sent(within(ms(600)).get(server.url()).buffered(1 << 20)).await.unwrap_err();
         assert_eq!((error.cause(), error.history().attempts().len()), (Some(Cause::Timeout), ATTEMPTS));
         // Between attempts, for a moment.
         let server = Raw::always(vec![chunked("503 X"), drip()]).await;
         let start = clock::now();
         let response = sent(client().get(server.url())).await.unwrap();
         assert_eq!((response.status().as_u16(), server.requests()), (503, ATTEMPTS as u64));
-        assert!(start.elapsed() < ms(1_000), "{:?}", start.elapsed());
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
         // For a wait that the body may tell.
         let told = "HTTP/1.1 429 X\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
         let server = Raw::always(vec![say(told), drip()]).await;
         let start = clock::now();
         let response = sent(client().get(server.url())).await.unwrap();
         assert_eq!((response.status().as_u16(), server.requests()), (429, ATTEMPTS as u64));
-        assert!(start.elapsed() < ms(1_300), "{:?}", start.elapsed());
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     });
 }
 
@@ -212,7 +218,8 @@ fn bodies_that_swell() {
         let response = sent(client().get(server.url())).await.unwrap();
         assert_eq!((response.status().as_u16(), server.requests()), (429, ATTEMPTS as u64));
         // A classifier sees whole bodies only.
-        let classified = policy().classify_body(1 << 16, |_, _, body| panic!("{} bytes are no whole body", body.len()));
+        let classified =
+            policy(SOON).classify_body(1 << 16, |_, _, body| panic!("{} bytes are no whole body", body.len()));
         let server = Raw::always(bomb("HTTP/1.1 200 OK")).await;
         sent(client().get(server.url()).policy(classified)).await.unwrap();
     });
@@ -393,5 +400,5 @@ fn a_map_of_headers_without_end() {
     let start = clock::now();
     let hints = abide::headers::read(StatusCode::OK, &map, None, clock::wall());
     assert!(hints.quotas.len() <= 128, "{}", hints.quotas.len());
-    assert!(start.elapsed() < ms(500), "{:?}", start.elapsed());
+    assert!(start.elapsed() < ms(3_000), "{:?}", start.elapsed());
 }

@@ -10,8 +10,14 @@ use crate::support::{
     raw::{Raw, Step, alone, say},
 };
 
-const DEADLINE: Duration = Duration::from_millis(1_500);
+/// Long, for a machine that is busy with other tests: only what hangs needs it.
+const DEADLINE: Duration = Duration::from_secs(20);
 const SLACK: Duration = Duration::from_secs(10);
+/// An attempt that is to be cut off, and one that ends by itself.
+const HASTY: Duration = Duration::from_millis(900);
+const PATIENT: Duration = Duration::from_secs(8);
+/// By then the request is on its way.
+const BY_THEN: Duration = Duration::from_millis(300);
 /// MiB.
 const LITTLE: u64 = 12;
 
@@ -42,24 +48,24 @@ fn hello() -> Step {
     say(frame(SETTINGS, 0, 0, &[]))
 }
 
-fn client() -> Client {
+fn client(attempt: Duration) -> Client {
     let http = reqwest::Client::builder().no_proxy().tls_certs_only([]).http2_prior_knowledge();
     let policy = Policy::default()
         .no_budget()
         .backoff(Backoff::constant(ms(1)))
         .max_attempts(2)
-        .attempt_timeout(ms(400))
+        .attempt_timeout(attempt)
         .deadline(DEADLINE)
         .retry_non_idempotent(NonIdempotent::WhenUnsent);
     Client::builder().http(http).policy(policy).build().unwrap()
 }
 
 /// After the settings, these steps; the call fails by its deadline.
-async fn fails(steps: impl IntoIterator<Item = Step>) -> (Error, Raw) {
+async fn fails(attempt: Duration, steps: impl IntoIterator<Item = Step>) -> (Error, Raw) {
     let steps: Vec<Step> = std::iter::once(hello()).chain(steps).collect();
     let server = Raw::always(steps).await;
     let start = clock::now();
-    let sent = tokio::time::timeout(DEADLINE + SLACK, client().get(server.url()).buffered(1 << 20).send()).await;
+    let sent = tokio::time::timeout(DEADLINE + SLACK, client(attempt).get(server.url()).buffered(1 << 20).send()).await;
     let error = sent.expect("a call ends by its deadline").unwrap_err();
     assert!(start.elapsed() < DEADLINE + SLACK && !error.history().attempts().is_empty(), "{error:?}");
     (error, server)
@@ -76,7 +82,7 @@ fn floods_of_frames() {
             // Kinds that nobody knows are skipped.
             frame(0x77, 0xff, 0, &[7; 1000]),
         ] {
-            let (error, _) = fails([Step::Drip(flood.repeat(100), ms(1))]).await;
+            let (error, _) = fails(HASTY, [Step::Drip(flood.repeat(100), ms(1))]).await;
             assert_eq!(error.cause(), Some(Cause::Timeout), "{error:?}");
         }
     });
@@ -99,7 +105,7 @@ fn frames_that_make_no_sense() {
             long,
         ] {
             let shown = wrong[..wrong.len().min(30)].to_vec();
-            let (error, _) = fails([Step::Pause(ms(30)), say(wrong), Step::Hold]).await;
+            let (error, _) = fails(PATIENT, [Step::Pause(BY_THEN), say(wrong), Step::Hold]).await;
             assert!(error.history().attempts().len() <= 2, "{shown:?}: {error:?}");
             assert_ne!(error.cause(), Some(Cause::Timeout), "{shown:?}: {error:?}");
         }
@@ -111,13 +117,14 @@ fn streams_that_are_reset_and_connections_that_go_away() {
     alone(LITTLE, async || {
         // Refused each time: never begun, and not sent again for ever.
         let reset = |stream| say(frame(RST_STREAM, 0, stream, &7_u32.to_be_bytes()));
-        let (error, _) = fails([Step::Pause(ms(40)), reset(1), Step::Pause(ms(60)), reset(3), Step::Hold]).await;
+        let (error, _) =
+            fails(PATIENT, [Step::Pause(BY_THEN), reset(1), Step::Pause(BY_THEN), reset(3), Step::Hold]).await;
         assert_eq!((error.cause(), error.history().attempts().len()), (Some(Cause::RefusedStream), 2), "{error:?}");
         assert_eq!(error.sent(), SentState::NotSent);
         // Each connection goes away as it comes.
         for reason in [0_u32, 11] {
             let away = frame(GOAWAY, 0, 0, &[&0_u32.to_be_bytes(), &reason.to_be_bytes(), b"go".as_slice()].concat());
-            let (error, server) = fails([say(away.repeat(50)), Step::Close]).await;
+            let (error, server) = fails(PATIENT, [say(away.repeat(50)), Step::Close]).await;
             assert!(error.history().attempts().len() == 2 && server.requests() <= 4, "{error:?}");
         }
     });
@@ -129,13 +136,14 @@ fn headers_without_end() {
         let piece: Vec<u8> = (0..100).flat_map(|n| field(&format!("x-{n}"), "value")).collect();
         let head = frame(HEADERS, 0, 1, &[field(":status", "200"), piece.clone()].concat());
         let more = Step::Flood(frame(CONTINUATION, 0, 1, &piece), 1 << 18);
-        let (error, server) = fails([Step::Pause(ms(30)), say(head.clone()), more]).await;
+        let (error, server) = fails(PATIENT, [Step::Pause(BY_THEN), say(head.clone()), more]).await;
         assert_ne!(error.cause(), Some(Cause::Timeout), "{error:?}");
         assert!(server.written() < 24 << 20, "{} of 300 MB", server.written());
         // Ten thousand, and then an end.
         let rest = [frame(CONTINUATION, 0, 1, &piece).repeat(99), frame(CONTINUATION, END_HEADERS, 1, &piece)];
         let (error, _) =
-            fails([Step::Pause(ms(30)), say([vec![head], rest.to_vec()].concat().concat()), Step::Hold]).await;
+            fails(PATIENT, [Step::Pause(BY_THEN), say([vec![head], rest.to_vec()].concat().concat()), Step::Hold])
+                .await;
         assert!(error.history().attempts().len() <= 2, "{error:?}");
     });
 }
@@ -146,7 +154,7 @@ fn interim_answers_without_end() {
     alone(64, async || {
         let early = frame(HEADERS, END_HEADERS, 1, &[field(":status", "103"), field("link", "</a>")].concat());
         for flood in [Step::Drip(early.repeat(20), ms(1)), Step::Flood(early.repeat(100), 1 << 14)] {
-            let (error, server) = fails([Step::Pause(ms(30)), flood]).await;
+            let (error, server) = fails(HASTY, [Step::Pause(BY_THEN), flood]).await;
             assert_eq!(error.cause(), Some(Cause::Timeout), "{error:?}");
             assert!(server.written() > 50_000, "{}", server.written());
         }
@@ -158,7 +166,7 @@ fn pieces_of_nothing() {
     alone(LITTLE, async || {
         let head = frame(HEADERS, END_HEADERS, 1, &field(":status", "200"));
         let empty = Step::Drip(frame(DATA, 0, 1, &[]).repeat(200), ms(1));
-        let (error, _) = fails([Step::Pause(ms(30)), say(head), empty]).await;
+        let (error, _) = fails(PATIENT, [Step::Pause(BY_THEN), say(head), empty]).await;
         // h2 ends such a connection; without that, the attempt's time does.
         assert!(matches!(error.cause(), Some(Cause::Reset | Cause::Timeout)), "{error:?}");
         assert_eq!((error.sent(), error.history().attempts().len()), (SentState::Sent, 2));
