@@ -156,3 +156,19 @@ async fn files_are_their_owners_alone() {
     let output = job::run("--retry-failed --idempotency-key auto -o", &paths).await;
     assert_eq!((output.status.code(), names.map(mode)), (Some(0), [0o600; 4]), "{}", said(&output));
 }
+
+/// In a folder that others write to, what they put where the journal is written anew is not followed.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_link_in_the_way_is_not_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = Folder::new();
+    let rows = Rows::start(Entry::with_body(200, "fine"), [].into()).await;
+    let (jobs, victim) = (folder.write("jobs", rows.url(1)), folder.write("victim", "untouched"));
+    symlink(&victim, folder.file("out.journal.new")).unwrap();
+    let output = job::run("--idempotency-key auto -o", &[&folder.file("out"), &jobs]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert_eq!(folder.read("victim"), "untouched");
+    let mode = std::fs::symlink_metadata(folder.file("out.journal")).unwrap().permissions().mode();
+    assert_eq!(mode, 0o100_600, "{mode:o}");
+}
