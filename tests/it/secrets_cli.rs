@@ -97,6 +97,8 @@ impl Stage {
             });
             lines.push(row.to_string());
             lines.push(url.clone());
+            // Without a user name -H Authorization holds.
+            let url = format!("{scheme}://{}", url.split_once('@').unwrap().1);
             lines.push(serde_json::json!({"url": url, "method": "PUT", "body_file": body_file}).to_string());
         }
         lines.extend(nonsense(&urls[0], &mut secrets));
