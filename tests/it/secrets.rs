@@ -12,8 +12,8 @@ use std::{
 };
 
 use abide::{
-    Backoff, CallOptions, Client, ClientBuilder, Error, Event, Key, KeyBy, Limiter, NonIdempotent, Policy, Quota,
-    RequestBuilder, ResponseExt,
+    Backoff, CallOptions, Client, ClientBuilder, Error, Event, History, Key, KeyBy, Limiter, NonIdempotent, Policy,
+    Quota, RequestBuilder, ResponseExt,
     bulk::{Bulk, Job},
     http::{self, HeaderMap, HeaderName, HeaderValue, header},
     middleware::Abide,
@@ -194,10 +194,26 @@ impl Stage {
         };
         let limiter = self.client.limiter();
         let state = forms(&self.client) + &forms(limiter) + &forms(&policy());
+        if history_of(&result).attempts().iter().any(|attempt| attempt.elapsed() > ms(0)) {
+            // There is something to search.
+            let (said, traced) = (self.said.lock().unwrap().clone(), self.traced.0.lock().unwrap().clone());
+            assert!(
+                said.contains("Sent {") && traced.contains("url.full=") && traced.contains("message=sent"),
+                "{traced}"
+            );
+            assert!(self.measured.0.lock().unwrap().join("").contains("http.client.request.duration"), "{scene}");
+        }
         let text = [asked, told, state, self.said.lock().unwrap().clone(), self.traced.0.lock().unwrap().clone()];
         let text = text.join("\n") + &self.measured.0.lock().unwrap().join("\n");
         self.secrets.assert_hidden(scene, &text);
         result
+    }
+}
+
+fn history_of(result: &Result<Response, Error>) -> &History {
+    match result {
+        Ok(response) => response.history(),
+        Err(error) => error.history(),
     }
 }
 
