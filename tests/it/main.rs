@@ -13,6 +13,8 @@ mod call;
 mod cancel;
 mod cases;
 mod chaos;
+#[cfg(feature = "cli")]
+mod chaos_bulk;
 mod charge;
 mod corpus;
 mod deadline;

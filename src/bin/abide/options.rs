@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// Goes on with the run that wrote OUT
     #[arg(long)]
     pub(crate) resume: bool,
-    /// As --resume, and sends the rows again that failed
+    /// As --resume, and sends the rows again that failed, also those that may have been executed: give them keys
     #[arg(long)]
     pub(crate) retry_failed: bool,
     /// Stops when so many rows have failed
