@@ -22,6 +22,8 @@ mod deadline;
 mod explain;
 mod fuzzed;
 mod hostile;
+#[cfg(feature = "cli")]
+mod hostile_bulk;
 mod hostile_h2;
 mod hostile_limits;
 mod jitter;
