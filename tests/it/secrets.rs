@@ -4,8 +4,6 @@
 //! that the caller's own `headers_with` returns, and the path of a URL.
 
 use std::{
-    error::Error as StdError,
-    fmt::Debug,
     pin::Pin,
     sync::{Arc, Mutex},
     task::{self, Poll},
@@ -23,90 +21,18 @@ use abide::{
 use futures_util::{StreamExt, stream};
 use reqwest_middleware::{Middleware, Next};
 use tower::{Layer as _, ServiceExt};
-use tracing::{
-    Subscriber,
-    field::{Field, Visit},
-    span,
-};
-use tracing_subscriber::{
-    Layer,
-    layer::{Context, SubscriberExt},
-};
+use tracing_subscriber::layer::SubscriberExt;
 
 use crate::{
     memory::{Net, status},
     support::{
         clock::ms,
         net::Network,
+        planted::{Secrets, Traced, forms, story},
         script::{Entry, Fault},
     },
     telemetry::Book,
 };
-
-/// What must not be shown, by where it was put.
-#[derive(Clone, Default)]
-struct Secrets(Vec<(&'static str, String)>);
-
-impl Secrets {
-    /// One of its own; letters and digits, so that no encoding hides it.
-    fn plant(&mut self, place: &'static str) -> String {
-        let secret = format!("s3cret{:016x}", rand::random::<u64>());
-        self.0.push((place, secret.clone()));
-        secret
-    }
-
-    #[track_caller]
-    fn assert_hidden(&self, scene: &str, text: &str) {
-        for (place, secret) in &self.0 {
-            let shown = text.lines().find(|line| line.contains(secret.as_str()));
-            assert_eq!(shown, None, "{scene}: the secret of {place} is shown");
-        }
-    }
-}
-
-/// Both `Debug` forms.
-fn forms(value: &impl Debug) -> String {
-    format!("{value:?}\n{value:#?}\n")
-}
-
-/// Everything that an error says, down to its root.
-fn story(error: &(dyn StdError + 'static)) -> String {
-    let mut story = String::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        story.push_str(&format!("{error}\n{error:#}\n{error:?}\n{error:#?}\n"));
-        next = error.source();
-    }
-    story
-}
-
-/// All that `tracing` is told at target `abide`, at any level.
-#[derive(Clone, Default)]
-struct Traced(Arc<Mutex<String>>);
-
-impl Visit for Traced {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0.lock().unwrap().push_str(&format!("{field}={value:?}\n"));
-    }
-}
-
-impl<S: Subscriber> Layer<S> for Traced {
-    fn on_new_span(&self, attributes: &span::Attributes<'_>, _: &span::Id, _: Context<'_, S>) {
-        if attributes.metadata().target().starts_with("abide") {
-            attributes.record(&mut self.clone());
-        }
-    }
-
-    fn on_record(&self, _: &span::Id, values: &span::Record<'_>, _: Context<'_, S>) {
-        values.record(&mut self.clone());
-    }
-
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target().starts_with("abide") {
-            event.record(&mut self.clone());
-        }
-    }
-}
 
 /// A client full of secrets, and all that it says.
 struct Stage {

@@ -7,6 +7,8 @@ pub(crate) mod http2;
 #[cfg(feature = "cli")]
 pub(crate) mod job;
 pub(crate) mod net;
+#[cfg(feature = "bulk")]
+pub(crate) mod planted;
 #[cfg(target_os = "linux")]
 pub(crate) mod raw;
 pub(crate) mod record;
