@@ -1,6 +1,9 @@
 //! What comes out of a run: one outcome a row, and the line that it is written as.
 
-use std::{fmt, io::Write, time::Duration};
+use std::{
+    fmt::{self, Write},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header::SET_COOKIE};
@@ -232,24 +235,33 @@ fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// JSON whose DEL and C1 controls, and characters that turn, hide or break text, are written as escapes: terminals obey
-/// them.
+/// JSON in which what terminals obey is written as escapes.
 fn escaped(json: &str) -> String {
-    let mut clean = Vec::with_capacity(json.len() + 16);
-    for letter in json.chars() {
-        // Writing to a Vec does not fail.
-        let _ = match letter {
-            '\u{7f}'..='\u{9f}'
+    let (mut clean, mut from) = (String::with_capacity(json.len() + 16), 0);
+    for (at, found) in json.match_indices(is_obeyed) {
+        clean.push_str(&json[from..at]);
+        for letter in found.chars() {
+            // Writing to a String does not fail.
+            let _ = write!(clean, "\\u{:04x}", u32::from(letter));
+        }
+        from = at + found.len();
+    }
+    clean.push_str(&json[from..]);
+    clean
+}
+
+/// DEL and C1 controls (serde writes those below as escapes), and characters that turn, hide or break text.
+fn is_obeyed(letter: char) -> bool {
+    matches!(
+        letter,
+        '\u{7f}'..='\u{9f}'
             | '\u{ad}'
             | '\u{61c}'
             | '\u{200b}'..='\u{200f}'
             | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}'
-            | '\u{feff}' => write!(clean, "\\u{:04x}", u32::from(letter)),
-            _ => write!(clean, "{letter}"),
-        };
-    }
-    String::from_utf8(clean).unwrap_or_default()
+            | '\u{feff}'
+    )
 }
 
 #[cfg(test)]
