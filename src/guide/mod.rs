@@ -6,6 +6,7 @@
 //! | [`headers`] | what is read of a response |
 //! | [`verdicts`] | what comes of each status, by kind of call |
 //! | [`tuning`] | API clients, bulk jobs, integrations on many machines |
+//! | [`fleet`] | one limit for many machines, and what holds while the store is away |
 //! | [`testing`] | tests of your own code around abide |
 //! | [`telemetry`] | spans, metrics, events |
 //! | [`security`] | keys, credentials, hostile servers |
@@ -27,6 +28,10 @@ pub mod verdicts {}
 pub mod tuning {}
 
 // The code of these pages is tested with all features.
+#[cfg_attr(feature = "redis", doc = include_str!("fleet.md"))]
+#[cfg_attr(not(feature = "redis"), doc = "This page is rendered with the feature `redis`.")]
+pub mod fleet {}
+
 #[cfg_attr(feature = "testing", doc = include_str!("testing.md"))]
 #[cfg_attr(not(feature = "testing"), doc = "This page is rendered with the feature `testing`.")]
 pub mod testing {}

@@ -20,6 +20,10 @@ mod corpus;
 mod deadline;
 #[cfg(feature = "cli")]
 mod explain;
+#[cfg(feature = "cli")]
+mod fleet;
+#[cfg(feature = "cli")]
+mod fleet_processes;
 mod fuzzed;
 mod hostile;
 #[cfg(feature = "cli")]
@@ -44,6 +48,8 @@ mod serve;
 mod secrets;
 #[cfg(feature = "cli")]
 mod secrets_cli;
+#[cfg(feature = "cli")]
+mod secrets_fleet;
 mod server;
 mod soak;
 mod support;

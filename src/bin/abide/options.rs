@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use abide::{
     Backoff, Client, KeyScheme, Policy, Quota,
+    fleet::Fleet,
     http::{HeaderMap, HeaderName, HeaderValue},
 };
 
-use crate::{progress::When, serve::duration};
+use crate::{fleet::FleetArgs, progress::When, serve::duration};
 
 /// Options of `abide run`. Durations are written 50ms, 1.5s, 2m.
 #[derive(Debug, clap::Args)]
@@ -23,6 +24,8 @@ pub(crate) struct Args {
     /// A limit that refills continuously, as in 10/s:20: 10 a second, 20 at once; repeatable
     #[arg(long, value_name = "N/PERIOD:BURST", value_parser = bucket)]
     pub(crate) bucket: Vec<Quota>,
+    #[command(flatten)]
+    pub(crate) fleet: FleetArgs,
     /// Most requests on the wire at once, in the whole run; below it concurrency follows the limits
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) concurrency: usize,
@@ -87,7 +90,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// The client that they describe.
-    pub(crate) fn client(&self) -> Result<Client, String> {
+    pub(crate) fn client(&self, fleet: Option<Fleet>) -> Result<Client, String> {
         let (mut base, mut cap) = (Duration::from_millis(200), Duration::from_secs(20));
         let mut policy = Policy::default();
         if self.base.is_some() || self.cap.is_some() {
@@ -111,6 +114,9 @@ impl Args {
         for quota in self.limit.iter().chain(&self.bucket) {
             builder = builder.quota(quota.clone());
         }
+        if let Some(fleet) = fleet {
+            builder = builder.fleet(fleet);
+        }
         builder.build().map_err(|error| error.to_string())
     }
 
@@ -128,7 +134,8 @@ impl Args {
         for text in &self.headers {
             let (name, value) = split(text)?;
             let from_env = value.contains("env:");
-            let value = filled(value, |name| std::env::var(name).ok())?;
+            let value = filled(value, |name| std::env::var(name).ok())
+                .map_err(|name| format!("-H: there is no variable {name:?} in the environment"))?;
             // The value may be a secret: only the name is told.
             let mut value =
                 HeaderValue::from_str(&value).map_err(|_no_value| format!("-H {name}: no value of a header"))?;
@@ -149,6 +156,10 @@ impl Args {
             if !quotas.is_empty() {
                 tell(name, list(quotas));
             }
+        }
+        if self.fleet.store.is_some() {
+            // The URL may hold a password.
+            tell("fleet-name", self.fleet.fleet_name.clone());
         }
         tell("concurrency", self.concurrency.to_string());
         tell("max-attempts", self.max_attempts.to_string());
@@ -207,13 +218,13 @@ fn variable(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len()))
 }
 
-/// Each `env:NAME` replaced.
-fn filled(template: &str, read: impl Fn(&str) -> Option<String>) -> Result<String, String> {
+/// Each `env:NAME` replaced; the error is a name that is not there.
+pub(crate) fn filled(template: &str, read: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let mut parts = template.split("env:");
     let mut filled = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let (name, rest) = variable(part);
-        let value = read(name).ok_or_else(|| format!("-H: there is no variable {name:?} in the environment"))?;
+        let value = read(name).ok_or(name)?;
         filled.push_str(value.trim_end_matches(['\r', '\n']));
         filled.push_str(rest);
     }

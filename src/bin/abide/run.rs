@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use abide::bulk::{Bulk, End, Input, Outcome, Run, Stopper};
+use abide::{
+    bulk::{Bulk, End, Input, Outcome, Run, Stopper},
+    fleet::Fleet,
+};
 use futures_core::Stream;
 
 use crate::{
@@ -51,7 +54,8 @@ async fn start(args: &Args) -> Result<u8, String> {
         Some(share) => input.sample(share),
         None => input,
     };
-    let (bulk, to_stdout) = bulk(args)?;
+    let fleet = if args.dry_run { None } else { args.fleet.connect().await? };
+    let (bulk, to_stdout) = bulk(args, fleet.clone())?;
     if args.dry_run {
         return dry_run(args, &bulk, input);
     }
@@ -63,12 +67,12 @@ async fn start(args: &Args) -> Result<u8, String> {
     if to_stdout {
         out::say(&format!("run {}", run.id()));
     }
-    drive(args, run, &trouble).await
+    drive(args, run, (&trouble, fleet)).await
 }
 
 /// The run that the options describe, and whether its results go to stdout.
-fn bulk(args: &Args) -> Result<(Bulk, bool), String> {
-    let mut bulk = Bulk::new(args.client()?).concurrency(args.concurrency).stop_on_refused_credentials();
+fn bulk(args: &Args, fleet: Option<Fleet>) -> Result<(Bulk, bool), String> {
+    let mut bulk = Bulk::new(args.client(fleet)?).concurrency(args.concurrency).stop_on_refused_credentials();
     for (name, value) in args.told() {
         bulk = bulk.note(name, value);
     }
@@ -137,7 +141,12 @@ fn dry_run(args: &Args, bulk: &Bulk, input: Input) -> Result<u8, String> {
     }
 }
 
-async fn drive(args: &Args, mut run: Run<Input>, trouble: &OnceLock<io::Error>) -> Result<u8, String> {
+async fn drive(
+    args: &Args,
+    mut run: Run<Input>,
+    (trouble, fleet): (&OnceLock<io::Error>, Option<Fleet>),
+) -> Result<u8, String> {
+    let mut lost = false;
     let meter = Arc::new(Mutex::new(Meter::new(args.progress, &args.jobs)));
     let signals = Stop::new().map_err(|error| error.to_string())?;
     tokio::spawn(obey(signals, run.stopper(), Arc::clone(&meter)));
@@ -147,6 +156,9 @@ async fn drive(args: &Args, mut run: Run<Input>, trouble: &OnceLock<io::Error>) 
     loop {
         let outcome = poll_fn(|cx| {
             while ticks.poll_tick(cx).is_ready() {
+                if let Some(news) = fleet.as_ref().and_then(|fleet| store_news(fleet, &mut lost)) {
+                    with(&mut |meter| meter.say(news));
+                }
                 with(&mut |meter| meter.show(&run.progress()));
             }
             Pin::new(&mut run).poll_next(cx)
@@ -158,6 +170,16 @@ async fn drive(args: &Args, mut run: Run<Input>, trouble: &OnceLock<io::Error>) 
     }
     with(&mut |meter| meter.clear());
     finish(args, &run, trouble)
+}
+
+/// One line for each loss of the fleet's store, and for each return.
+fn store_news(fleet: &Fleet, lost: &mut bool) -> Option<&'static str> {
+    let was = std::mem::replace(lost, fleet.is_lost());
+    match (was, *lost) {
+        (false, true) => Some("the fleet's store is away: going on by --on-store-loss"),
+        (true, false) => Some("the fleet's store is back"),
+        _ => None,
+    }
 }
 
 fn named(outcome: &Outcome) -> String {

@@ -2,6 +2,8 @@
 
 pub(crate) mod chaos;
 pub(crate) mod clock;
+#[cfg(feature = "cli")]
+pub(crate) mod crew;
 pub(crate) mod http1;
 pub(crate) mod http2;
 #[cfg(feature = "cli")]
@@ -9,9 +11,13 @@ pub(crate) mod job;
 pub(crate) mod net;
 #[cfg(feature = "bulk")]
 pub(crate) mod planted;
+#[cfg(feature = "cli")]
+pub(crate) mod proxy;
 #[cfg(target_os = "linux")]
 pub(crate) mod raw;
 pub(crate) mod record;
+#[cfg(feature = "cli")]
+pub(crate) mod redis;
 #[cfg(feature = "cli")]
 pub(crate) mod rows;
 pub(crate) mod script;
