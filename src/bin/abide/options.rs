@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// Goes on with the run that wrote OUT; with --from a worker does so anyway
     #[arg(long)]
     pub(crate) resume: bool,
-    /// As --resume, and sends the rows again that failed
+    /// As --resume, and sends the rows again that failed, also those that may have been executed: give them keys
     #[arg(long)]
     pub(crate) retry_failed: bool,
     /// Stops when so many rows have failed
@@ -220,7 +220,9 @@ impl Args {
 /// Name and value of `Name: value`.
 fn split(text: &str) -> Result<(HeaderName, &str), String> {
     let (name, value) = text.split_once(':').ok_or("-H: expected 'Name: value'")?;
-    let parsed = name.trim().parse().map_err(|_no_name| format!("-H: {name:?} is no name of a header"))?;
+    // Of what is no name only the first word: a colon may be missing, and one of the secret's be taken for it.
+    let first = name.split_whitespace().next().unwrap_or_default();
+    let parsed = name.trim().parse().map_err(|_no_name| format!("-H: no header begins with {first:?}"))?;
     Ok((parsed, value.trim()))
 }
 
@@ -229,12 +231,18 @@ fn masked(text: &str) -> Option<String> {
     let (name, value) = split(text).ok()?;
     let plain = ["accept", "accept-language", "content-type", "user-agent"].contains(&name.as_str());
     // A template may mix text and names; text beside a name may be a secret too.
-    let templates: Vec<&str> = value.split_whitespace().filter(|word| word.starts_with("env:")).collect();
-    Some(match (plain, templates.is_empty()) {
+    let names = value.split("env:").skip(1).map(|part| format!("env:{}", variable(part).0));
+    let names: Vec<String> = names.collect();
+    Some(match (plain, names.is_empty()) {
         (true, _) => format!("{name}: {value}"),
-        (false, false) => format!("{name}: … {}", templates.join(" ")),
+        (false, false) => format!("{name}: … {}", names.join(" ")),
         (false, true) => format!("{name}: ***"),
     })
+}
+
+/// The name of a variable at the start of a text, and what follows it.
+fn variable(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len()))
 }
 
 /// Each `env:NAME` replaced; the error is a name that is not there.
@@ -242,8 +250,7 @@ pub(crate) fn filled(template: &str, read: impl Fn(&str) -> Option<String>) -> R
     let mut parts = template.split("env:");
     let mut filled = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(part.len());
-        let (name, rest) = part.split_at(end);
+        let (name, rest) = variable(part);
         let value = read(name).ok_or(name)?;
         filled.push_str(value.trim_end_matches(['\r', '\n']));
         filled.push_str(rest);
@@ -307,5 +314,7 @@ mod tests {
         assert_eq!(masked("Authorization: Bearer abc").unwrap(), "authorization: ***");
         assert_eq!(masked("Authorization: Bearer env:T").unwrap(), "authorization: … env:T");
         assert_eq!(masked("Accept: text/plain").unwrap(), "accept: text/plain");
+        assert_eq!(masked("Cookie: a=env:T;b=abc env:U/abc").unwrap(), "cookie: … env:T env:U");
+        assert!(!split("Authorization Bearer abc:def").unwrap_err().contains("abc"));
     }
 }

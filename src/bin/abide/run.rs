@@ -165,7 +165,7 @@ fn dry_run(args: &Args, bulk: &Bulk, input: Input) -> Result<u8, String> {
     let plan = bulk.plan(input.into_rows(), |row| {
         if (args.verbose || shown < 10) && printed.is_ok() {
             shown += 1;
-            printed = serde_json::to_string(&row).map_err(io::Error::from).and_then(|line| out::put(&line));
+            printed = serde_json::to_string(&row).map_err(io::Error::from).and_then(|line| out::put(&out::json(&line)));
         }
     });
     let plan = plan.map_err(|error| error.to_string())?;
@@ -255,10 +255,10 @@ fn finish<S>(args: &Args, run: &Run<S>, trouble: &OnceLock<io::Error>) -> Result
     let summary = run.summary();
     if let Some(path) = &args.summary {
         let json = serde_json::to_string(&summary).map_err(|error| error.to_string())?;
-        std::fs::write(path, json + "\n").map_err(|error| format!("{}: {error}", path.display()))?;
+        out::file(path, &(json + "\n"))?;
     }
     if let Some(path) = &args.report {
-        std::fs::write(path, run.report()).map_err(|error| format!("{}: {error}", path.display()))?;
+        out::file(path, &run.report())?;
     }
     out::say(&summary.to_string());
     let hint = match (&args.from, args.results()) {
