@@ -28,6 +28,8 @@ pub(crate) struct Share {
     retry_at: Tick,
     /// A pause that the server asked this process for, not told yet.
     pause: Tick,
+    /// One that is on its way to the store.
+    telling: Tick,
     /// Something was granted since the last request.
     pub(crate) used: bool,
     /// One that would not wait was refused.
@@ -66,6 +68,7 @@ impl Share {
             in_flight: false,
             retry_at: Tick::default(),
             pause: Tick::default(),
+            telling: Tick::default(),
             used: false,
             wish: None,
             looked_at: Tick::NEVER,
@@ -91,6 +94,8 @@ impl Share {
         self.state = state;
         if changed {
             (self.fresh_until, self.retry_at, self.in_flight) = (Tick::default(), Tick::default(), false);
+            // What was under way has not been heard, as far as anybody knows.
+            self.pause = self.pause.max(std::mem::take(&mut self.telling));
         }
         changed
     }
@@ -143,17 +148,20 @@ impl Share {
 
     /// What remains of the pause to be told, in microseconds, rounded up.
     pub(crate) fn take_pause(&mut self, now: Tick) -> u64 {
-        std::mem::take(&mut self.pause).since(now).div_ceil(1_000)
+        self.telling = std::mem::take(&mut self.pause);
+        self.telling.since(now).div_ceil(1_000)
     }
 
     /// A request has been answered. `lease`: the shortest of the key's leases, in nanoseconds. Gives whether the store
     /// has lost its memory since the last answer.
     pub(crate) fn answered(&mut self, generation: &str, members: u32, (sent, lease): (Tick, Option<u64>)) -> bool {
-        self.in_flight = false;
-        self.members = members;
+        (self.in_flight, self.telling) = (false, Tick::default());
         self.heard = Some(sent);
         self.fresh_until = sent.plus(lease.unwrap_or(NEWS));
         let forgotten = self.generation.as_deref().is_some_and(|known| known != generation);
+        // A store that has lost its memory, or was away, knows only those who have come back before this one.
+        let all_known = !forgotten && self.expected(sent) == 0;
+        self.members = if all_known { members } else { members.max(self.members) };
         if self.generation.as_deref() != Some(generation) {
             self.generation = Some(generation.into());
         }
