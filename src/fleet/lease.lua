@@ -267,7 +267,9 @@ for i, ask in ipairs(asks) do
     local ready = math.max(math.ceil(level), free_at(line, units, now) - now, line.stopped - now)
     local fills = line.burst * line.per / line.refill / 2
     gap = math.max(gap, math.ceil(active * line.per / line.refill / part), math.ceil(math.min(line.lease * 0.9, fills)))
-    retry = math.max(retry, math.min(ready, 2 * line.span + 1000000), gap)
+    -- What others give back, or a server tells them, may come before: it is asked again after a part of a long wait.
+    ready = math.min(ready, 2 * line.span + 1000000)
+    retry = math.max(retry, math.min(ready, math.max(250000, math.ceil(ready / 4))), gap)
   end
   local left = line.kind == 1 and room_at(line, now) or math.max(0, math.floor(line.level / line.per))
   replies[i + 1] = { granted + ask.must, ask.slice or 0, left, line.meta }

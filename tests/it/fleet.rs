@@ -18,6 +18,7 @@ use crate::support::{
     clock::{self, ms},
     is_long,
     redis::{Redis, skip},
+    stalls::Stalls,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -107,15 +108,13 @@ fn connections(redis: &Redis) -> usize {
     redis.cli(&["CLIENT", "LIST", "TYPE", "normal"]).lines().count() - 1
 }
 
-/// A second, but for what a busy machine may spread two instants by.
-const NEARLY: Duration = Duration::from_millis(980);
-
 #[tokio::test(flavor = "multi_thread")]
 async fn several_members_keep_one_window() {
     if skip() {
         return;
     }
     let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
     let starts = Starts::default();
     let (began, mut calls) = (clock::now(), JoinSet::new());
     for _ in 0..4 {
@@ -123,10 +122,10 @@ async fn several_members_keep_one_window() {
         drive(&mut calls, &limiter, (16, 1), began + 5 * SECOND, &starts);
     }
     calls.join_all().await;
-    let (most, steady) = (starts.most(NEARLY), starts.units(began + 2 * SECOND, began + 5 * SECOND));
+    let (most, steady) = (starts.most(stalls.nearly(SECOND)), starts.units(began + 2 * SECOND, began + 5 * SECOND));
     println!("most in a second {most}, {steady} of 300 in the last 3 s");
     assert!(most <= 100, "{most}");
-    assert!(steady >= 250, "{steady} of 300");
+    assert!(f64::from(steady) >= stalls.least(250.0), "{steady} of 300");
 }
 
 /// A call each 5 ms.
@@ -143,6 +142,7 @@ async fn a_pause_of_one_holds_all() {
         return;
     }
     let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
     let quotas = [None, Some(Quota::per_second(100)), Some(Quota::bucket(50, SECOND).burst(10))];
     for quota in quotas {
         let (one, other) = (limiter(fleet(&redis), quota.clone()).await, limiter(fleet(&redis), quota.clone()).await);
@@ -175,8 +175,8 @@ async fn a_pause_of_one_holds_all() {
         let (heard, held) = (last.unwrap().saturating_duration_since(told), first_after - told);
         println!("{quota:?}: the other stops after {heard:?} and goes on after {held:?}");
         // A lease and 100 ms, and what a busy machine adds.
-        assert!(heard <= ms(200) + ms(150), "{heard:?}");
-        assert!(held >= ms(1_499) && held < ms(2_500), "{held:?}");
+        assert!(heard <= ms(200) + SECOND.mul_f64(0.1 / stalls.least(1.0)), "{heard:?}");
+        assert!(held >= ms(1_490) && held < 4 * SECOND, "{held:?}");
     }
 }
 
@@ -194,6 +194,7 @@ async fn a_learned_quota_reaches_those_who_never_heard_it() {
         return;
     }
     let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
     let (one, other) = (limiter(fleet(&redis), None).await, limiter(fleet(&redis), None).await);
     let mut permit = acquire(&one, &key(), SECOND).await.unwrap();
     permit.commit();
@@ -211,9 +212,10 @@ async fn a_learned_quota_reaches_those_who_never_heard_it() {
     let (starts, from, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
     drive(&mut calls, &other, (64, 1), from + 3 * SECOND, &starts);
     calls.join_all().await;
-    let most = starts.most(NEARLY);
+    let most = starts.most(stalls.nearly(SECOND));
     println!("most {most}, {} in 3 s", starts.units(from, from + 3 * SECOND));
-    assert!(most <= 49 && starts.units(from + SECOND, from + 3 * SECOND) >= 75);
+    assert!(most <= 49, "{most}");
+    assert!(f64::from(starts.units(from + SECOND, from + 3 * SECOND)) >= stalls.least(75.0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -243,7 +245,7 @@ async fn closed_refuses_and_open_lets_out_while_the_store_is_away() {
     for _ in 0..300 {
         acquire(&open, &key(), 5 * SECOND).await.unwrap().commit();
     }
-    assert!(clock::now() - began < SECOND, "{:?} for 300", clock::now() - began);
+    assert!(clock::now() - began < 3 * SECOND, "{:?} for 300", clock::now() - began);
     // What is asked for by the server still holds.
     open.pause(&key(), clock::now() + 3_600 * SECOND);
     assert!(acquire(&open, &key(), SECOND).await.unwrap_err().is_deadline());
@@ -266,7 +268,8 @@ async fn limiters_outlive_the_runtime_of_their_fleet() {
         return;
     }
     let redis = Redis::standalone().await;
-    for (on_loss, least) in [(StoreLoss::LiveShare, 40), (StoreLoss::LocalShare(2), 20), (StoreLoss::Open, 500)] {
+    let stalls = Stalls::watch();
+    for (on_loss, least) in [(StoreLoss::LiveShare, 40.0), (StoreLoss::LocalShare(2), 20.0), (StoreLoss::Open, 500.0)] {
         let url = redis.url();
         let (far, limiter) = tokio::task::spawn_blocking(move || {
             let far = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -285,7 +288,7 @@ async fn limiters_outlive_the_runtime_of_their_fleet() {
         calls.join_all().await;
         let after = starts.units(from + SECOND, from + 2 * SECOND);
         println!("{on_loss:?}: {after} in the second after");
-        assert!(after >= least, "{on_loss:?}: {after}");
+        assert!(f64::from(after) >= stalls.least(least), "{on_loss:?}: {after}");
         assert!(on_loss == StoreLoss::Open || after <= 105, "{on_loss:?}: {after}");
     }
     until("connections are closed", 5 * SECOND, || connections(&redis) == 0).await;
@@ -359,6 +362,7 @@ async fn two_limiters_with_two_quotas_on_one_key_keep_both() {
         return;
     }
     let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
     // Of different windows: each its own. Of one window: the stricter one may win, never more than the larger.
     let (minute, second) = (Quota::window(30, ms(2_000)), Quota::window(20, SECOND));
     let both = limiter(fleet(&redis), [minute, second.clone()]).await;
@@ -367,12 +371,13 @@ async fn two_limiters_with_two_quotas_on_one_key_keep_both() {
     drive(&mut calls, &both, (4, 1), began + 5 * SECOND, &of_both);
     drive(&mut calls, &one, (4, 1), began + 5 * SECOND, &starts);
     calls.join_all().await;
-    let own = of_both.most(ms(1_980));
+    let own = of_both.most(stalls.nearly(2 * SECOND));
     starts.0.lock().unwrap().extend(of_both.0.lock().unwrap().iter());
-    let (most, all) = (starts.most(NEARLY), starts.units(began, began + 5 * SECOND));
+    let (most, all) = (starts.most(stalls.nearly(SECOND)), starts.units(began, began + 5 * SECOND));
     println!("both {}, most in 2 s {own}; all {all}, most in 1 s {most}", of_both.units(began, began + 5 * SECOND));
     assert!(own <= 30 && most <= 20, "{own} {most}");
-    assert!(all >= 75 && of_both.units(began, began + 5 * SECOND) >= 15);
+    let part = stalls.least(1.0);
+    assert!(f64::from(all) >= 75.0 * part && f64::from(of_both.units(began, began + 5 * SECOND)) >= 15.0 * part);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -381,16 +386,18 @@ async fn costs_above_one_and_units_are_shared() {
         return;
     }
     let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
     let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
     for cost in [1, 3, 7, 40] {
         let limiter = member(&redis, Quota::per_second(100)).await;
         drive(&mut calls, &limiter, (2, cost), began + 6 * SECOND, &starts);
     }
     calls.join_all().await;
-    let (most, steady) = (starts.most(NEARLY), starts.units(began + 2 * SECOND, began + 6 * SECOND));
+    let (most, steady) = (starts.most(stalls.nearly(SECOND)), starts.units(began + 2 * SECOND, began + 6 * SECOND));
     let heavy = starts.0.lock().unwrap().iter().filter(|(_, units)| *units == 40).count();
     println!("most {most}, {steady} of 400, {heavy} of 40");
-    assert!(most <= 100 && steady >= 300, "{most}, {steady}");
+    assert!(most <= 100, "{most}");
+    assert!(f64::from(steady) >= stalls.least(280.0), "{steady} of 400");
     assert!(heavy >= 1, "a heavy call starves");
     let never = member(&redis, Quota::per_second(100)).await.try_acquire(&key(), 101).unwrap_err();
     assert!(never.is_never());
@@ -407,9 +414,10 @@ async fn costs_above_one_and_units_are_shared() {
         });
     }
     calls.join_all().await;
-    let (most, all) = (starts.most(NEARLY), starts.units(began, began + 3 * SECOND));
+    let (most, all) = (starts.most(stalls.nearly(SECOND)), starts.units(began, began + 3 * SECOND));
     println!("tokens: most {most}, {all} of 1500");
-    assert!(most <= 500 && all >= 1_000, "{most}, {all}");
+    assert!(most <= 500, "{most}");
+    assert!(f64::from(all) >= stalls.least(1_000.0), "{all} of 1500");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -443,6 +451,7 @@ async fn who_tries_and_does_not_wait_is_served_next_time() {
         return;
     }
     let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
     let limiters = [member(&redis, Quota::per_second(50)).await, member(&redis, Quota::per_second(50)).await];
     let (starts, began) = (Starts::default(), clock::now());
     while clock::now() < began + 4 * SECOND {
@@ -454,9 +463,10 @@ async fn who_tries_and_does_not_wait_is_served_next_time() {
         }
         clock::sleep(ms(4)).await;
     }
-    let (most, steady) = (starts.most(NEARLY), starts.units(began + SECOND, began + 4 * SECOND));
+    let (most, steady) = (starts.most(stalls.nearly(SECOND)), starts.units(began + SECOND, began + 4 * SECOND));
     println!("most {most}, {steady} of 150");
-    assert!(most <= 50 && steady >= 110, "{most}, {steady}");
+    assert!(most <= 50, "{most}");
+    assert!(f64::from(steady) >= stalls.least(110.0), "{steady} of 150");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -508,7 +518,7 @@ async fn many_keys_at_once() {
     let info = redis.cli(&["INFO", "commandstats"]);
     let script = info.lines().find(|line| line.contains("cmdstat_evalsha:")).unwrap_or_default();
     println!("{count} keys in {took:?}, {} in the store, {script}", redis.keys().len());
-    assert_eq!(tracked, count);
+    assert!(tracked == count || took > SECOND, "{tracked}");
     // A lease, the refill of the burst, and what the sweep of keys adds: then nobody knows them any more.
     let gone = until("keys are forgotten", 30 * SECOND, || limiter.tracked_keys() == 0).await;
     println!("forgotten after {gone:?}");
@@ -522,6 +532,7 @@ async fn a_store_that_forgets_costs_a_lease() {
         return;
     }
     let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
     let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
     for _ in 0..4 {
         let limiter = member(&redis, Quota::per_second(100)).await;
@@ -532,11 +543,11 @@ async fn a_store_that_forgets_costs_a_lease() {
         redis.cli(&["FLUSHALL"]);
     }
     calls.join_all().await;
-    let (most, all) = (starts.most(NEARLY), starts.units(began + SECOND, began + 7 * SECOND));
+    let (most, all) = (starts.most(stalls.nearly(SECOND)), starts.units(began + SECOND, began + 7 * SECOND));
     println!("most {most}, {all} of 600");
     // The limit, and a lease of each that the store knew nothing of.
     assert!(most <= 100 + 4 * 8, "{most}");
-    assert!(all >= 350, "{all} of 600");
+    assert!(f64::from(all) >= stalls.least(400.0), "{all} of 600");
 }
 
 /// A store that is short of memory drops keys as it likes.
@@ -546,6 +557,7 @@ async fn evictions_cost_a_lease() {
         return;
     }
     let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
     redis.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
     let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
     for _ in 0..3 {
@@ -559,11 +571,72 @@ async fn evictions_cost_a_lease() {
     let evicted = redis.cli(&["INFO", "stats"]);
     redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     calls.join_all().await;
-    let (most, after) = (starts.most(NEARLY), starts.units(began + ms(3_500), began + 5 * SECOND));
+    let (most, after) = (starts.most(stalls.nearly(SECOND)), starts.units(began + ms(3_500), began + 5 * SECOND));
     let evicted = evicted.lines().find(|line| line.starts_with("evicted_keys")).unwrap_or_default().to_owned();
     println!("most {most}, {after} of 150 in the end, {evicted}");
     assert!(most <= 100 + 3 * 10, "{most}");
-    assert!(after >= 80, "{after} of 150");
+    assert!(f64::from(after) >= stalls.least(80.0), "{after} of 150");
+}
+
+/// Limits at the ends of what can be said: as many as they let out at once, no panic, no error of the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn extreme_quotas_are_shared_too() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let day = 86_400 * SECOND;
+    let quotas = [
+        (Quota::window(u32::MAX, day), 1_000, 500),
+        (Quota::window(u32::MAX, ms(1)), 1_000, 500),
+        (Quota::window(1, day), 3, 1),
+        (Quota::window(4, 366 * day), 5, 1),
+        (Quota::window(10, ms(1)), 4, 2),
+        (Quota::window(u32::MAX, Duration::from_nanos(1)), 1_000, 500),
+        (Quota::bucket(u32::MAX, day).burst(u32::MAX), 1_000, 500),
+        (Quota::bucket(u32::MAX, Duration::from_nanos(1)).burst(u32::MAX), 1_000, 500),
+        (Quota::bucket(1, day).burst(1), 3, 1),
+        (Quota::bucket(1, 366 * day).burst(3), 4, 2),
+        (Quota::bucket(1, ms(1)).burst(1), 100, 5),
+    ];
+    for (quota, asked, least) in quotas {
+        let said = format!("{quota:?}");
+        let (one, other) = (member(&redis, quota.clone()).await, member(&redis, quota).await);
+        let (key, until) = (Key::from(said.clone()), clock::now() + ms(1_000));
+        let mut calls = JoinSet::new();
+        for number in 0..asked {
+            let limiter = if number % 2 == 0 { one.clone() } else { other.clone() };
+            calls.spawn(async move { limiter.acquire(&key, 1, Some(until)).await.map(|mut permit| permit.commit()) });
+        }
+        let granted = calls.join_all().await.into_iter().filter(Result::is_ok).count();
+        println!("{said}: {granted} of {asked}");
+        assert!(granted >= least, "{said}: {granted} of {asked}");
+    }
+    // A server may tell what nobody would configure.
+    for (limit, window) in [(4, Duration::from_secs(1_000_000_000)), (u32::MAX, Duration::MAX), (7, ms(1))] {
+        let (one, other) = (limiter(fleet(&redis), None).await, limiter(fleet(&redis), None).await);
+        let key = Key::from(format!("{limit} {window:?}"));
+        one.observe(&key, &told("far", limit, window, limit));
+        let mut granted = 0;
+        for limiter in [&one, &other, &one, &other] {
+            if let Ok(mut permit) = acquire(limiter, &key, ms(700)).await {
+                permit.commit();
+                granted += 1;
+            }
+        }
+        println!("{limit} per {window:?} told: {granted} of 4");
+        assert!(granted >= 1);
+    }
+    // The script fails for nothing but that the store does not know it yet.
+    let said = redis.cli(&["INFO", "commandstats"]);
+    let failed = |command: &str| {
+        said.lines()
+            .find(|line| line.starts_with(command))
+            .map_or("", |line| line.rsplit("failed_calls=").next().unwrap_or_default())
+    };
+    assert_eq!(failed("cmdstat_eval:"), "0");
+    assert!(failed("cmdstat_evalsha:").parse::<u32>().unwrap() <= 64, "{said}");
+    assert!(redis.keys().iter().all(|(_, ttl)| *ttl > 0), "{:?}", redis.keys());
 }
 
 /// Clocks of processes may differ as they like: nothing of the fleet and of the limits names the wall clock.

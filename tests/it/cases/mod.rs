@@ -36,7 +36,7 @@ const FILES: [&str; 2] = [
 const AT_ONCE: usize = 8;
 
 /// How many stores, each with all its processes, run at once.
-const STORES_AT_ONCE: usize = 3;
+const STORES_AT_ONCE: usize = 2;
 
 /// What a case may require: features that abide has.
 const FEATURES: [&str; 9] = [
@@ -73,7 +73,7 @@ fn behaviour_cases_pass() {
     let mut results: Vec<(String, Result)> = limits.iter().map(|case| (case.id.clone(), limiter_case(case))).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (stores, calls): (Vec<Case>, Vec<Case>) = calls.into_iter().partition(|case| case.mode == "redis");
-    results.extend(runtime.block_on(all(stores, Door::Client, STORES_AT_ONCE)));
+    results.extend(runtime.block_on(played_twice(stores)));
     results.extend(runtime.block_on(all(calls, Door::Client, AT_ONCE)));
     judge(results);
 }
@@ -120,6 +120,20 @@ async fn all(cases: Vec<Case>, door: Door, at_once: usize) -> Vec<(String, Resul
         });
     }
     running.join_all().await
+}
+
+/// Cases of real time and many processes: those that fail are played again, alone, for a machine may have been busy.
+async fn played_twice(cases: Vec<Case>) -> Vec<(String, Result)> {
+    let mut results = all(cases.clone(), Door::Client, STORES_AT_ONCE).await;
+    for (id, result) in &mut results {
+        let Result::Failed(why) = result else { continue };
+        println!("{id} is played again: {}", why.join("; "));
+        let again = cases.iter().filter(|case| case.id == *id).cloned().collect();
+        if let Some((_, second)) = all(again, Door::Client, 1).await.pop() {
+            *result = second;
+        }
+    }
+    results
 }
 
 async fn one(case: &Case, door: Door, slots: Arc<Semaphore>) -> Result {

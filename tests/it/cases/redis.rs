@@ -250,7 +250,7 @@ fn admitted(case: &RedisCase, played: &Played) -> Vec<String> {
 
 /// What a process shows of a limit that is shared: if it said that the store was lost, it said since the store's return
 /// that it was regained, and answers of the store reached it within the second before `by`. After that the bucket's
-/// contract holds for all together.
+/// contract holds for all together, unless a store is lost again.
 fn shared_again(case: &RedisCase, played: &Played, by: f64) -> Option<String> {
     for (number, member) in played.members.iter().enumerate().filter(|(_, member)| !member.is_killed) {
         let says = |word: &str, from: f64| {
@@ -263,6 +263,10 @@ fn shared_again(case: &RedisCase, played: &Played, by: f64) -> Option<String> {
         if !played.answers_to(number).any(|at| (since..=by).contains(&at)) {
             return Some(format!("process {number} has no answer of the store from {since} to {by} ms"));
         }
+    }
+    if played.members.iter().any(|member| member.lines.iter().any(|(at, _)| *at > by)) {
+        // It was lost again.
+        return None;
     }
     let Limit { rate, per_ms, burst, window } = case.config.limiter;
     let span = case.load.duration_ms as f64 - by;

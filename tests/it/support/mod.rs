@@ -23,6 +23,8 @@ pub(crate) mod rows;
 pub(crate) mod script;
 #[cfg(feature = "cli")]
 pub(crate) mod stage;
+#[cfg(feature = "cli")]
+pub(crate) mod stalls;
 pub(crate) mod tls;
 
 /// Whether the tests may take minutes: `ABIDE_LONG` is set.
