@@ -45,6 +45,7 @@ use tick::{Epoch, Tick, nanos_of};
 pub use gate::{Acquire, Permit, Refused};
 pub use key::Key;
 pub(crate) use key::Route;
+pub(crate) use keyed::Mixed;
 #[cfg(feature = "testing")]
 pub(crate) use quota::Contract;
 pub use quota::{ParseQuotaError, Quota, Unit};
