@@ -180,14 +180,14 @@ async fn a_slow_worker_that_lives_is_not_robbed() {
     if skip() {
         return;
     }
-    let slow = Entry { delay_ms: Some(9000), ..Entry::status(200) };
-    let busy = Entry { headers: vec![("retry-after".into(), "9".into())], ..Entry::status(429) };
+    let slow = Entry { delay_ms: Some(13_000), ..Entry::status(200) };
+    let busy = Entry { headers: vec![("retry-after".into(), "13".into())], ..Entry::status(429) };
     let rows = [(1, vec![slow]), (2, vec![busy, Entry::status(200)])];
     let server = Rows::start(Entry::status(200), rows.into()).await;
     let stage = Stage::on(Redis::standalone().await);
     let post = |n| format!("{{\"method\":\"POST\",\"url\":\"{}\"}}\n", server.url(n));
     assert_eq!(stage.push((1..3).map(post).collect::<String>()).await.status.code(), Some(0));
-    let options = "--claim-after 4s --max-attempts 1 --idempotency-key auto";
+    let options = "--claim-after 6s --max-attempts 1 --idempotency-key auto";
     let slow = stage.worker("slow.jsonl", options).spawn().unwrap();
     until("two requests", || server.book().arrivals.len() == 2).await;
     // It waits until all is done, for the slow one might die.
@@ -209,7 +209,7 @@ async fn a_store_that_comes_back_loses_nothing() {
     let server = Server::builder().latency(latency).start().await.unwrap();
     let mut stage = Stage::on(Redis::durable().await);
     assert_eq!(stage.push(charges(&server, ROWS)).await.status.code(), Some(0));
-    let options = "--idempotency-key auto --concurrency 8 --claim-after 5s";
+    let options = "--idempotency-key auto --concurrency 8 --claim-after 15s";
     let outs: Vec<String> = (0..2).map(|n| format!("out-{n}.jsonl")).collect();
     let workers: Vec<Child> = outs.iter().map(|out| stage.worker(out, options).spawn().unwrap()).collect();
     for share in [ROWS / 8, ROWS / 2] {
@@ -395,4 +395,25 @@ async fn rows_whose_answer_was_lost_are_found_again() {
     let output = end_of(worker).await;
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert_eq!((stage.folder.results("out.jsonl").len(), server.book().arrivals.len(), stage.open()), (100, 100, 0));
+}
+
+#[tokio::test]
+async fn a_store_that_forgets_ends_the_run() {
+    if skip() {
+        return;
+    }
+    let slow = Entry { delay_ms: Some(100), ..Entry::status(200) };
+    let server = Rows::start(slow, [].into()).await;
+    let mut stage = Stage::on(Redis::standalone().await);
+    let rows: String = (0..200).map(|n| format!("{}\n", server.url(n))).collect();
+    assert_eq!(stage.push(rows).await.status.code(), Some(0));
+    let worker = stage.worker("out.jsonl", "--concurrency 2").spawn().unwrap();
+    until("results", || stage.folder.lines("out.jsonl") > 5).await;
+    stage.redis.restart(clock::ms(10)).await;
+    let output = end_of(worker).await;
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("the stream jobs or its group g is gone"), "{}", said(&output));
+    // What was on the wire has its result.
+    assert_eq!(stage.folder.lines("out.jsonl"), server.book().arrivals.len());
+    assert!(server.book().arrivals.len() < 200);
 }

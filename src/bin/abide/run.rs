@@ -15,7 +15,7 @@ use abide::bulk::{Bulk, End, Input, Job, Outcome, Run, Source, Stopper};
 use futures_core::Stream;
 
 use crate::{
-    options::Args,
+    options::{self, Args},
     out,
     progress::{Meter, span},
     serve::Stop,
@@ -77,7 +77,8 @@ async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
     let (bulk, to_stdout) = bulk(args)?;
     let meter = meter(args);
     let news = Arc::clone(&meter);
-    let source = Source::redis(url, args.group.as_deref().unwrap_or_default()).claim_after(args.claim_after);
+    let source =
+        Source::redis(options::url(url)?, args.group.as_deref().unwrap_or_default()).claim_after(args.claim_after);
     let source = source.on_news(move |text| lock(&news).say(text));
     let source = if args.follow { source.follow() } else { source };
     let source = match args.results() {

@@ -223,10 +223,11 @@ fn taken(entry: Vec<Value>, idle: Duration, before: u32) -> RedisResult<Taken> {
     Ok(Taken { entry: id, idle, before, row, seed })
 }
 
-/// The parts of a list; of anything else none.
+/// The parts of a list, of a map its pairs; of anything else none.
 fn list(value: Value) -> Vec<Value> {
     match value {
         Value::Array(values) => values,
+        Value::Map(pairs) => pairs.into_iter().map(|(name, value)| Value::Array(vec![name, value])).collect(),
         _ => Vec::new(),
     }
 }

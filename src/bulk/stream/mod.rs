@@ -178,8 +178,8 @@ impl Source {
     }
 }
 
-/// Rows of a stream, claimed as they are asked for. A task reads and acknowledges; it ends when this and all its rows
-/// are gone.
+/// Rows of a stream, claimed as they are asked for, to be run by [`Bulk::run`](super::Bulk::run). A task reads and
+/// acknowledges; it ends when this and all its rows are gone. A job that is dropped is handed back.
 #[must_use = "a stream does nothing unless it is polled"]
 pub struct Claims {
     jobs: mpsc::UnboundedReceiver<Job>,
