@@ -130,17 +130,19 @@ async fn a_row_that_may_not_be_repeated_is_named_and_set_aside_when_its_worker_d
     let post = |n, key| format!("{{\"method\":\"POST\",\"url\":\"{}\"{key}}}\n", server.url(n));
     let rows = [post(1, ""), post(2, ",\"idempotency_key\":\"k2\""), post(3, ""), format!("{}\n", server.url(4))];
     assert_eq!(stage.push(rows.concat()).await.status.code(), Some(0));
-    let mut worker = stage.worker("one.jsonl", "--claim-after 1s").spawn().unwrap();
-    until("four requests", || server.book().arrivals.len() == 4 && stage.open() == 2).await;
+    // Two are on the wire, two are read and not sent.
+    let mut worker = stage.worker("one.jsonl", "--claim-after 1s --concurrency 2").spawn().unwrap();
+    until("two requests", || server.book().arrivals.len() == 2 && stage.open() == 4).await;
     worker.kill().await.unwrap();
     // The server is quick by now.
     let output = stage.worker("two.jsonl", "--claim-after 1s").output().await.unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("1 ok, 0 failed, 1 unknown"), "{}", said(&output));
+    assert!(said(&output).contains("3 ok, 0 failed, 1 unknown"), "{}", said(&output));
     let named = said(&output).lines().find(|line| line.contains("unknown: it may")).unwrap().to_owned();
     let keys = server.book().keys.clone();
     assert_eq!((keys[&1].len(), &keys[&2]), (1, &vec![Some("k2".to_owned()); 2]), "{named}");
-    assert_eq!((stage.folder.results("two.jsonl").len(), stage.open(), stage.consumers()), (1, 0, 1));
+    assert_eq!((keys[&3].len(), keys[&4].len()), (1, 1));
+    assert_eq!((stage.folder.results("two.jsonl").len(), stage.open(), stage.consumers()), (3, 0, 1));
     // Set aside as it was, and where it was; from there it is sent when somebody says so.
     let aside = stage.redis.cli(&["XRANGE", "jobs:unknown", "-", "+"]);
     let entry = aside.lines().skip_while(|line| *line != "entry").nth(1).unwrap().to_owned();

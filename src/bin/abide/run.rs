@@ -96,7 +96,7 @@ async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
     }
     let code = drive(args, run, &trouble, meter).await;
     let unsettled = ending.await;
-    if unsettled > 0 {
+    if unsettled > 0 && trouble.get().is_none() {
         out::say(&format!("{unsettled} rows could not be settled at the store: they will be taken over"));
     }
     code
