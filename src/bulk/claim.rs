@@ -69,6 +69,10 @@ pub(super) struct Mark {
 }
 
 impl Mark {
+    pub(super) fn is_written(&self) -> bool {
+        self.marked.load(Ordering::Relaxed)
+    }
+
     /// Whether the row may be sent: the stream knows, and it still is this worker's.
     pub(super) async fn write(self) -> bool {
         let (done, written) = oneshot::channel();

@@ -64,7 +64,7 @@ pub(super) struct Ticket {
     pub(super) lane: Key,
     pub(super) key: Option<String>,
     /// What is to be written before it goes on the wire.
-    pub(super) mark: Option<Mark>,
+    mark: Option<Mark>,
     /// Another worker has its row by now.
     lost: AtomicBool,
     /// Those of its lane that wait for the limiter or for a place.
@@ -239,6 +239,11 @@ impl Ticket {
     /// Its answer is there, whatever is still to be read of it.
     pub(super) fn set_answered(&self) {
         self.standing().answered = true;
+    }
+
+    /// What is to be written before it goes on the wire: once, further attempts go at once.
+    pub(super) fn unwritten(&self) -> Option<Mark> {
+        self.mark.clone().filter(|mark| !mark.is_written())
     }
 
     /// Whether its row is another worker's.

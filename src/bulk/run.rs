@@ -221,7 +221,7 @@ impl<S: Stream<Item = Job>> Run<S> {
         }
         for passing in passing {
             self.lanes.list(passing.ticket().lane);
-            match passing.ticket().mark.clone() {
+            match passing.ticket().unwritten() {
                 Some(mark) => self.marks.push(Box::pin(async move { (passing, mark.write().await) })),
                 None => passing.go(),
             }
