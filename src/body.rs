@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 use reqwest::{Body, Response, ResponseBuilderExt};
@@ -41,11 +41,12 @@ pub(crate) enum End {
 /// Not cancel-safe: the response is lost.
 pub(crate) async fn read(response: Response, limit: usize, until: Option<Instant>) -> (Taken, End) {
     let (head, rest) = apart(response);
-    let mut taken = Taken { head, body: Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit: None } };
+    let mut taken = Taken { head, body: Stitched::new(rest, None) };
     if declared(&taken.body.rest) > limit as u64 {
         return (taken, End::Long);
     }
     let end = clock::before(until, taken.fill(limit)).await.unwrap_or(End::Late);
+    taken.body.flush();
     (taken, end)
 }
 
@@ -84,8 +85,7 @@ impl<B: http_body::Body> http_body::Body for Erased<B> {
 pub(crate) fn hold(response: Response, permit: Permit) -> Response {
     let (head, rest) = apart(response);
     let permit = Some(permit).filter(|_| !rest.is_end_stream());
-    let body = Stitched { read: VecDeque::new(), rest: Rest::Body(rest), permit };
-    Taken { head, body }.into_response()
+    Taken { head, body: Stitched::new(rest, permit) }.into_response()
 }
 
 impl Taken {
@@ -120,10 +120,7 @@ impl Taken {
         while let Rest::Body(rest) = &mut self.body.rest {
             match rest.frame().await {
                 None => self.body.rest = Rest::Nothing,
-                Some(Ok(frame)) => {
-                    length += frame.data_ref().map_or(0, Bytes::len);
-                    self.body.read.push_back(frame);
-                }
+                Some(Ok(frame)) => length += self.body.keep(frame),
                 Some(Err(error)) => {
                     self.body.rest = Rest::Error(error);
                     return End::Broken;
@@ -160,6 +157,8 @@ fn declared(rest: &Rest) -> u64 {
 #[derive(Debug)]
 struct Stitched {
     read: VecDeque<Frame<Bytes>>,
+    /// Small pieces, joined; empty but while it is read into.
+    drip: BytesMut,
     rest: Rest,
     permit: Option<Permit>,
 }
@@ -169,6 +168,52 @@ enum Rest {
     Body(Body),
     Error(reqwest::Error),
     Nothing,
+}
+
+/// A piece below this is joined with the small ones before it, so that a body in single bytes takes little more memory
+/// than it has bytes: a piece of its own takes some hundred, and holds the buffer that it came in.
+const SMALL: usize = 4 * 1024;
+
+impl Stitched {
+    fn new(rest: Body, permit: Option<Permit>) -> Self {
+        Self { read: VecDeque::new(), drip: BytesMut::new(), rest: Rest::Body(rest), permit }
+    }
+
+    /// Keeps a piece; its length.
+    fn keep(&mut self, frame: Frame<Bytes>) -> usize {
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(trailers) => {
+                self.flush();
+                self.read.push_back(trailers);
+                return 0;
+            }
+        };
+        let length = data.len();
+        let is_small = |data: &Bytes| data.len() < SMALL;
+        if !is_small(&data) {
+            self.flush();
+            self.read.push_back(Frame::data(data));
+        } else if !self.drip.is_empty() {
+            self.drip.extend_from_slice(&data);
+        } else if self.read.back().and_then(Frame::data_ref).is_some_and(is_small) {
+            let last = self.read.pop_back().and_then(|last| last.into_data().ok()).unwrap_or_default();
+            self.drip.extend_from_slice(&last);
+            self.drip.extend_from_slice(&data);
+        } else if length > 0 {
+            self.read.push_back(Frame::data(data));
+        }
+        if self.drip.len() >= 16 * SMALL {
+            self.flush();
+        }
+        length
+    }
+
+    fn flush(&mut self) {
+        if !self.drip.is_empty() {
+            self.read.push_back(Frame::data(mem::take(&mut self.drip).freeze()));
+        }
+    }
 }
 
 impl http_body::Body for Stitched {
@@ -217,5 +262,37 @@ impl http_body::Body for Stitched {
             hint.set_upper(read.saturating_add(upper));
         }
         hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One byte a piece, as a hostile server may send it.
+    #[tokio::test]
+    async fn a_drip_is_kept_in_few_pieces() {
+        let pieces =
+            (0..200_000_u32).map(|n| Bytes::from(vec![b'a' + u8::try_from(n % 26).unwrap_or(0); (n % 3) as usize]));
+        let whole: Vec<u8> = pieces.clone().flatten().collect();
+        let pieces = pieces.map(|data| Ok::<_, std::io::Error>(Frame::data(data)));
+        let body = http_body_util::StreamBody::new(Pieces(pieces));
+        let response = Response::from(http::Response::new(Body::wrap(body)));
+        let (taken, end) = read(response, 1 << 20, None).await;
+        let kept = taken.body.read.len();
+        assert!(end == End::Whole && kept <= 8, "{end:?}, {kept} pieces of {} bytes", whole.len());
+        assert_eq!(taken.bytes(), whole);
+        assert_eq!(taken.into_response().bytes().await.unwrap(), whole);
+    }
+
+    /// A stream that is always ready.
+    struct Pieces<I>(I);
+
+    impl<I: Iterator + Unpin> futures_core::Stream for Pieces<I> {
+        type Item = I::Item;
+
+        fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<I::Item>> {
+            Poll::Ready(self.0.next())
+        }
     }
 }

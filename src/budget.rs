@@ -82,15 +82,12 @@ pub(crate) struct Ledgers {
 impl Ledgers {
     /// A call starts.
     pub(crate) fn deposit(&mut self, key: Key, budget: &RetryBudget, now: Instant) {
-        if self.keys.len() >= MAX_KEYS && !self.keys.contains_key(&key) {
-            self.make_room(budget, now);
-        }
-        self.keys.entry(key).or_insert_with(|| Ledger::new(now)).at(budget, now).calls += 1;
+        self.ledger(key, budget, now).at(budget, now).calls += 1;
     }
 
     /// Takes one retry, if there is one.
     pub(crate) fn withdraw(&mut self, key: Key, budget: &RetryBudget, now: Instant) -> bool {
-        self.keys.entry(key).or_insert_with(|| Ledger::new(now)).withdraw(budget, now)
+        self.ledger(key, budget, now).withdraw(budget, now)
     }
 
     /// Gives back a retry that was not sent.
@@ -98,6 +95,13 @@ impl Ledgers {
         if let Some(ledger) = self.keys.get_mut(&key) {
             ledger.refund();
         }
+    }
+
+    fn ledger(&mut self, key: Key, budget: &RetryBudget, now: Instant) -> &mut Ledger {
+        if self.keys.len() >= MAX_KEYS && !self.keys.contains_key(&key) {
+            self.make_room(budget, now);
+        }
+        self.keys.entry(key).or_insert_with(|| Ledger::new(now))
     }
 
     fn make_room(&mut self, budget: &RetryBudget, now: Instant) {
@@ -195,5 +199,10 @@ mod tests {
             ledgers.deposit(Key::from(number.to_string()), &budget, now);
         }
         assert!(ledgers.keys.len() <= MAX_KEYS);
+        // A server that redirects each call to another origin, where it fails.
+        for number in 0..50 {
+            ledgers.withdraw(Key::from(format!("hop {number}")), &budget, now);
+        }
+        assert!(ledgers.keys.len() <= MAX_KEYS, "{}", ledgers.keys.len());
     }
 }

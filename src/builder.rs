@@ -128,8 +128,15 @@ impl ClientBuilder {
         self.limits(|limits| limits.max_in_flight(requests))
     }
 
-    /// Shares a limiter with other clients. Its own settings hold: quota, headroom and max_in_flight of this builder
-    /// are then an error of `build()`.
+    /// Keeps the limits of each key together with all processes of a fleet.
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    pub fn fleet(self, fleet: crate::fleet::Fleet) -> Self {
+        self.limits(|limits| limits.fleet(fleet))
+    }
+
+    /// Shares a limiter with other clients. Its own settings hold: quota, headroom, max_in_flight and fleet of this
+    /// builder are then an error of `build()`.
     pub fn limiter(mut self, limiter: Limiter) -> Self {
         let set = matches!(self.limits, Limits::Own(_, true) | Limits::Shared(_, true));
         self.limits = Limits::Shared(limiter, set);
@@ -210,7 +217,9 @@ impl ClientBuilder {
             Limits::Own(limits, _) => limits.build()?,
             Limits::Shared(limiter, false) => limiter,
             Limits::Shared(_, true) => {
-                return Err(Error::builder("quota, headroom and max_in_flight belong to the limiter that is shared"));
+                return Err(Error::builder(
+                    "quota, headroom, max_in_flight and fleet belong to the limiter that is shared",
+                ));
             }
         };
         let mut defaults = self.defaults;

@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, header::AUTHORIZATION};
 use rand::{SeedableRng, rngs::SmallRng};
 use reqwest::{IntoUrl, Request, Response};
 
@@ -142,8 +142,22 @@ impl Client {
         if let Some(policy) = &options.policy {
             policy.check()?;
         }
-        let request = Outgoing::new(&self.inner, request, options)?;
+        let request = Outgoing::new(&self.inner, self.without_user(request)?, options)?;
         run::run(&self.inner, request, self).await
+    }
+
+    /// A user name in the URL becomes a header, as reqwest makes it of a URL that it is given: RFC 9110 §4.2.4 forbids to
+    /// send it as it is.
+    fn without_user(&self, mut request: Request) -> Result<Request, Error> {
+        if request.url().username().is_empty() && request.url().password().is_none() {
+            return Ok(request);
+        }
+        let moved = self.http.get(request.url().clone()).build().map_err(|error| Error::transport(error.into()))?;
+        *request.url_mut() = moved.url().clone();
+        if let Some(basic) = moved.headers().get(AUTHORIZATION) {
+            request.headers_mut().entry(AUTHORIZATION).or_insert_with(|| basic.clone());
+        }
+        Ok(request)
     }
 
     pub(crate) fn from_parts(http: reqwest::Client, in_place: Option<InPlace>, inner: Inner) -> Self {
@@ -191,6 +205,8 @@ impl Client {
     pub(crate) fn key_of(&self, request: &Request) -> crate::Key {
         let mut whole = Request::new(request.method().clone(), request.url().clone());
         *whole.headers_mut() = request.headers().clone();
+        let whole = self.without_user(whole);
+        let mut whole = whole.unwrap_or_else(|_| Request::new(request.method().clone(), request.url().clone()));
         crate::outgoing::add_defaults(whole.headers_mut(), &self.inner.defaults);
         crate::key_by::key(&self.inner.key_by, &whole, &self.inner.credentials)
     }

@@ -44,6 +44,13 @@ impl Error {
         Self::new(Kind::Builder(what.into()), None)
     }
 
+    /// The store of a fleet cannot be reached.
+    #[cfg(feature = "redis")]
+    pub(crate) fn store(why: impl Into<Box<str>>) -> Self {
+        let source = std::io::Error::new(std::io::ErrorKind::NotConnected, format!("the store: {}", why.into()));
+        Self::new(Kind::Failed(Cause::Connect, SentState::NotSent), Some(source.into()))
+    }
+
     pub(crate) fn headers(source: BoxError) -> Self {
         Self::new(Kind::Headers, Some(source))
     }
@@ -260,6 +267,8 @@ impl fmt::Display for Error {
             Kind::Refused(refused) if refused.is_never() => f.write_str("refused: the cost can never fit the quota")?,
             Kind::Refused(refused) if refused.is_full() => f.write_str("refused: too many calls wait already")?,
             Kind::Refused(refused) if refused.is_deadline() => f.write_str("no permit before the deadline")?,
+            #[cfg(feature = "redis")]
+            Kind::Refused(refused) if refused.is_store_lost() => f.write_str("refused: the fleet's store is away")?,
             Kind::Refused(_) => f.write_str("refused by the limiter")?,
             Kind::Failed(cause, _) => cause.fmt(f)?,
         }

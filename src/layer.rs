@@ -234,11 +234,9 @@ where
     }
 }
 
-impl<S: fmt::Debug, R> fmt::Debug for AbideService<S, R> {
+impl<S, R> fmt::Debug for AbideService<S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AbideService")
-            .field("inner", &self.inner)
-            .field("adapter", &self.adapter)
-            .finish_non_exhaustive()
+        // What is beneath may show its default headers, as reqwest's client does.
+        f.debug_struct("AbideService").field("adapter", &self.adapter).finish_non_exhaustive()
     }
 }

@@ -37,6 +37,7 @@
 //! | `reqwest-retry` | `middleware`, and bridges from reqwest-retry's backoff and strategies |
 //! | `blocking` | `blocking::Client`, for scripts |
 //! | `metrics` | histograms, counters and gauges through the `metrics` facade |
+//! | `redis` | `fleet::Fleet`, one limit for many processes, kept in Redis or Valkey |
 //! | `bulk` | `bulk::Bulk`, jobs of many requests, journaled and resumable |
 //! | `testing` | `testing::Server`, the practice server, and the transport in memory |
 //! | `cli` | the command `abide` |
@@ -87,6 +88,8 @@ mod limit;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub mod fleet;
+#[cfg(not(feature = "redis"))]
+mod fleet;
 mod clock;
 mod event;
 mod telemetry;

@@ -6,11 +6,12 @@
 //! | `abide.calls` | counter | `abide.stop`: why it ended |
 //! | `abide.retries` | counter | |
 //! | `abide.throttled` | counter: attempts answered 429 | |
-//! | `abide.refused` | counter: calls that the limiter let not through | `abide.reason`: never, full, deadline, paused, other |
+//! | `abide.refused` | counter: calls that the limiter let not through | `abide.reason`: never, full, deadline, paused, store_lost, other |
 //! | `abide.wait.duration` | histogram, seconds, one entry an attempt that waited | `abide.wait`: limiter, backoff, server |
+//! | `abide.fleet.round_trip.duration` | histogram, seconds, one entry an exchange with a fleet's store | `abide.outcome`: answered, failed |
 //! | `abide.limiter.left`, `.waiting`, `.in_flight`, `.paused` (seconds) | gauge, of the key that was used last | `.left`: `abide.unit` |
 //!
-//! All have `server.address`. The limiter key is no label: there may be a hundred thousand. Ask
+//! All but the fleet's have `server.address`. The limiter key is no label: there may be a hundred thousand. Ask
 //! [`Limiter::snapshot`](crate::Limiter::snapshot) for one.
 
 use std::time::Duration;
@@ -114,9 +115,21 @@ fn reason(refused: &Refused) -> &'static str {
         "deadline"
     } else if refused.is_paused() {
         "paused"
+    } else if is_store_lost(refused) {
+        "store_lost"
     } else {
         "other"
     }
+}
+
+#[cfg(feature = "redis")]
+fn is_store_lost(refused: &Refused) -> bool {
+    refused.is_store_lost()
+}
+
+#[cfg(not(feature = "redis"))]
+fn is_store_lost(_: &Refused) -> bool {
+    false
 }
 
 fn stop(stop: Stop) -> &'static str {

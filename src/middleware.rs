@@ -130,14 +130,25 @@ impl Transport for Rest<'_, '_> {
         {
             self.word = self.middleware.strategy.as_ref().map(|strategy| strategy.judge(&result));
         }
-        result.map_err(|error| match error {
-            reqwest_middleware::Error::Reqwest(error) => error.into(),
-            reqwest_middleware::Error::Middleware(error) => error.into(),
-        })
+        result.map_err(source)
     }
 
     fn word(&self) -> Option<Verdict> {
         self.word
+    }
+}
+
+/// The error beneath; reqwest's own is found also where a middleware wrapped it, so that its URL loses its secrets.
+fn source(error: reqwest_middleware::Error) -> BoxError {
+    match error {
+        reqwest_middleware::Error::Reqwest(error) => error.into(),
+        reqwest_middleware::Error::Middleware(error) => match error.downcast::<reqwest::Error>() {
+            Ok(error) => error.into(),
+            Err(error) => match error.downcast::<reqwest_middleware::Error>() {
+                Ok(error) => source(error),
+                Err(error) => error.into(),
+            },
+        },
     }
 }
 

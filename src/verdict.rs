@@ -48,8 +48,8 @@ impl Verdict {
     }
 }
 
-/// One result, as a classifier sees it: an answer or a failure.
-#[derive(Clone, Copy, Debug)]
+/// One result, as a classifier sees it: an answer or a failure. Its `Debug` form shows the names of headers only.
+#[derive(Clone, Copy)]
 pub struct Answer<'a> {
     pub(crate) method: &'a Method,
     pub(crate) status: Option<StatusCode>,
@@ -120,6 +120,19 @@ pub trait Classify: Send + Sync + 'static {
 impl<F: Fn(&Answer<'_>) -> Option<Verdict> + Send + Sync + 'static> Classify for F {
     fn classify(&self, answer: &Answer<'_>) -> Option<Verdict> {
         self(answer)
+    }
+}
+
+impl fmt::Debug for Answer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer")
+            .field("method", self.method)
+            .field("status", &self.status)
+            .field("headers", &self.headers.keys().collect::<Vec<_>>())
+            .field("error", &self.error)
+            .field("sent", &self.sent)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
     }
 }
 

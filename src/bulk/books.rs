@@ -35,7 +35,8 @@ pub(super) struct Books {
 const MOST_DELIVERIES: u32 = 10;
 
 /// Why a row of unknown fate is not sent.
-const MAY_BE_SENT: &str = "it may have been sent before, and may not be repeated";
+const BY_A_RUN: &str = "an earlier run may have sent it, and it may not be repeated";
+const BY_A_WORKER: &str = "a worker that is gone may have sent it, and it may not be repeated";
 const ENDS_WORKERS: &str = "10 workers had it, and each was gone before there was a result";
 
 /// How the books are opened.
@@ -133,7 +134,7 @@ impl Books {
             return Ok(Entry::Resend(claim.key.filter(|_| same)));
         }
         self.unknown += 1;
-        Ok(Entry::Unknown(MAY_BE_SENT))
+        Ok(Entry::Unknown(BY_A_RUN))
     }
 
     /// As [`enter`](Self::enter), of a row of a stream: its group knows who had it, and the results count its lines.
@@ -147,7 +148,7 @@ impl Books {
             (..MARKED, false) => Entry::Send,
             (_, true) => Entry::Resend(None),
             (_, false) if keyed => Entry::Resend(None),
-            (_, false) => Entry::Unknown(MAY_BE_SENT),
+            (_, false) => Entry::Unknown(BY_A_WORKER),
         };
         self.unknown += u64::from(matches!(entry, Entry::Unknown(_)));
         Ok(entry)

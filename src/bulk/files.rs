@@ -28,7 +28,12 @@ pub(super) fn replace_with(
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let new = PathBuf::from(name);
-    let mut file = private().read(true).write(true).create(true).truncate(true).open(&new)?;
+    // What is there may be a link, or readable by others.
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = private().read(true).write(true).create_new(true).open(&new)?;
     let renamed = write(&mut file)
         .and_then(|()| if fsync { file.sync_all() } else { Ok(()) })
         .and_then(|()| std::fs::rename(&new, path));

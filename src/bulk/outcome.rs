@@ -1,6 +1,9 @@
 //! What comes out of a run: one outcome a row, and the line that it is written as.
 
-use std::{io::Write, time::Duration};
+use std::{
+    fmt::{self, Write},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header::SET_COOKIE};
@@ -10,8 +13,8 @@ use serde_json::value::RawValue;
 use super::base64;
 use crate::{Attempt, Cause, Error};
 
-/// What one row came to.
-#[derive(Clone, Debug)]
+/// What one row came to. Its `Debug` form shows no header value, body or key.
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct Outcome {
     /// The name of the job.
@@ -89,6 +92,23 @@ impl Failure {
     }
 }
 
+impl fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outcome")
+            .field("id", &self.id)
+            .field("line", &self.line)
+            .field("status", &self.status)
+            .field("body", &format_args!("{} bytes", self.body.len()))
+            .field("error", &self.error)
+            .field("attempts", &self.attempts)
+            .field("throttled", &self.throttled)
+            .field("elapsed", &self.elapsed)
+            .field("waited", &self.waited)
+            .field("history", &self.history)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Outcome {
     /// A 2xx or a 304, and nothing went wrong after it.
     #[must_use]
@@ -112,7 +132,8 @@ impl Outcome {
             lines.truncate(from);
             return;
         }
-        if lines[from..].iter().any(|byte| matches!(byte, 0x7f | 0xc2)) {
+        // The first bytes of all that is escaped.
+        if lines[from..].iter().any(|byte| matches!(byte, 0x7f | 0xc2 | 0xd8 | 0xe2 | 0xef)) {
             let clean = escaped(&String::from_utf8_lossy(&lines[from..]));
             lines.truncate(from);
             lines.extend_from_slice(clean.as_bytes());
@@ -219,17 +240,33 @@ fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// JSON whose DEL and C1 controls, which some terminals obey, are written as escapes.
+/// JSON in which what terminals obey is written as escapes.
 fn escaped(json: &str) -> String {
-    let mut clean = Vec::with_capacity(json.len() + 16);
-    for letter in json.chars() {
-        // Writing to a Vec does not fail.
-        let _ = match letter {
-            '\u{7f}'..='\u{9f}' => write!(clean, "\\u{:04x}", u32::from(letter)),
-            _ => write!(clean, "{letter}"),
-        };
+    let (mut clean, mut from) = (String::with_capacity(json.len() + 16), 0);
+    for (at, found) in json.match_indices(is_obeyed) {
+        clean.push_str(&json[from..at]);
+        for letter in found.chars() {
+            // Writing to a String does not fail.
+            let _ = write!(clean, "\\u{:04x}", u32::from(letter));
+        }
+        from = at + found.len();
     }
-    String::from_utf8(clean).unwrap_or_default()
+    clean.push_str(&json[from..]);
+    clean
+}
+
+/// DEL and C1 controls (serde writes those below as escapes), and characters that turn, hide or break text.
+fn is_obeyed(letter: char) -> bool {
+    matches!(
+        letter,
+        '\u{7f}'..='\u{9f}'
+            | '\u{ad}'
+            | '\u{61c}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+    )
 }
 
 #[cfg(test)]
@@ -239,7 +276,7 @@ mod tests {
     #[test]
     fn a_line_is_one_json_object_without_controls() {
         let outcome = Outcome {
-            id: "a\u{9b}31m\n".into(),
+            id: "a\u{9b}31m\n\u{202e}".into(),
             line: 3,
             status: Some(StatusCode::OK),
             headers: [(SET_COOKIE, "secret".parse().unwrap())].into_iter().collect(),
@@ -260,7 +297,7 @@ mod tests {
         assert_eq!(
             text,
             concat!(
-                r#"{"id":"a\u009b31m\n","line":3,"status":200,"ok":true,"attempts":1,"elapsed_ms":1.5,"waited_ms":0.0,"#,
+                r#"{"id":"a\u009b31m\n\u202e","line":3,"status":200,"ok":true,"attempts":1,"elapsed_ms":1.5,"waited_ms":0.0,"#,
                 r#""headers":{"set-cookie":"***"},"body_base64":"/wA=","meta":{"b":1,"a":2}}"#,
                 "\n"
             )

@@ -20,7 +20,7 @@ use super::{
     outcome::Failure,
 };
 use crate::{
-    Attempt, Client, Error, Key, ResponseExt, Stop,
+    Attempt, Client, Error, Key, ResponseExt, Stop, clock,
     outgoing::{KeyFrom, Options},
 };
 
@@ -104,12 +104,14 @@ impl Row {
             options.state(unit.clone(), *units);
         }
         let (client, gate) = (client.clone(), Arc::clone(gate));
+        // Of this round, the rest of a long body included.
+        let until = client.deadline().and_then(|whole| now.checked_add(whole));
         Box::pin(async move {
             let leaving = Leaving(ticket);
             let call = async {
                 let response = client.run(request?, options).await?;
                 leaving.0.set_answered();
-                Ok(answer(response).await)
+                Ok(answer(response, until).await)
             };
             let end = unless_stopped(call, &gate, &leaving.0).await;
             let standing = *leaving.0.standing();
@@ -203,11 +205,13 @@ async fn unless_stopped<F: Future>(call: F, gate: &Gate, ticket: &Ticket) -> Opt
     .await
 }
 
-async fn answer(mut response: Response) -> Answer {
+async fn answer(mut response: Response, until: Option<Instant>) -> Answer {
     let history = response.history();
     let (attempts, stop) = (history.attempts().to_vec(), history.stop());
     let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
-    Answer { status, headers, body: body(response).await, attempts, stop }
+    let late = || Err(Failure::new("deadline", "deadline of the row reached while its body was read"));
+    let body = clock::before(until, body(response)).await.unwrap_or_else(late);
+    Answer { status, headers, body, attempts, stop }
 }
 
 async fn body(mut response: Response) -> Result<Bytes, Failure> {

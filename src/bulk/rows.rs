@@ -116,7 +116,7 @@ fn url(text: &str) -> Result<Url, String> {
 fn from_json(place: &Place, text: &[u8]) -> Result<Job, String> {
     let form: Form<'_> = serde_json::from_slice(text).map_err(|error| match error.classify() {
         // Its own line number would be 1.
-        serde_json::error::Category::Data => error.to_string(),
+        serde_json::error::Category::Data => without_value(&error.to_string()),
         _ => format!("no JSON at column {}", error.column()),
     })?;
     let id = match &form.id {
@@ -130,6 +130,19 @@ fn from_json(place: &Place, text: &[u8]) -> Result<Job, String> {
     match request(&form) {
         Ok(request) => Ok(finished(Job::new(id, request), form)),
         Err(why) => Ok(place.invalid(&id, &why)),
+    }
+}
+
+/// serde's message without the value that it does not like: that may be a secret in the wrong place.
+fn without_value(message: &str) -> String {
+    let wrong = ["invalid type: ", "invalid value: "].iter().find(|start| message.starts_with(**start));
+    match (wrong, message.rsplit_once(", expected ")) {
+        (Some(start), Some((found, expected))) => {
+            let kind = found[start.len()..].split([' ', '`', '"']).next().unwrap_or_default();
+            format!("{start}{kind}, expected {expected}")
+        }
+        (Some(start), None) => start.trim_end_matches([':', ' ']).to_owned(),
+        (None, _) => message.to_owned(),
     }
 }
 
@@ -243,5 +256,22 @@ mod tests {
         check(r#"{"url":"http://h.example/","headers":{"a b":"c"}}"#, "a b");
         check(r#"{"url":"http://h.example/","body":1,"body_file":"x"}"#, "both");
         check(r#"{"url":"http://h.example/","body_file":"/nowhere/x"}"#, "/nowhere/x");
+    }
+
+    #[test]
+    fn values_in_the_wrong_place_are_not_told() {
+        let rows = [
+            (r#""headers":"Authorization: Bearer s3cret, expected""#, "invalid type: string, expected a map"),
+            (r#""idempotency_key":53213"#, "invalid type: integer, expected a string"),
+            (r#""cost":"s3cret""#, "invalid type: string, expected u32"),
+            (r#""cost":-53213"#, "invalid value: integer, expected u32"),
+            (r#""units":"s3cret""#, "invalid type: string, expected a map"),
+        ];
+        for (field, why) in rows {
+            let row = format!(r#"{{"url":"http://h.example/",{field}}}"#);
+            check(&row, why);
+            let said = job(4, row.as_bytes()).request().unwrap_err().to_owned();
+            assert!(!said.contains("3cret") && !said.contains("53213"), "{said}");
+        }
     }
 }

@@ -70,7 +70,6 @@ impl Address {
     ///
     /// # Errors
     /// Says which part of it is wrong, without showing it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "where a fleet is"))]
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         let (mut address, path) = Self::of_server(url)?;
         let mut parts = path.into_iter();
@@ -90,6 +89,7 @@ impl Address {
     ///
     /// # Errors
     /// As [`parse`](Self::parse), and if it names no stream.
+    #[cfg(any(test, feature = "bulk"))]
     pub(crate) fn with_stream(url: &str) -> Result<(Self, String), Error> {
         let (mut address, path) = Self::of_server(url)?;
         let mut parts = path.into_iter();

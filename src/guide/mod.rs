@@ -6,7 +6,7 @@
 //! | [`headers`] | what is read of a response |
 //! | [`verdicts`] | what comes of each status, by kind of call |
 //! | [`tuning`] | API clients, bulk jobs, integrations on many machines |
-//! | [`fleet`] | one job for many machines |
+//! | [`fleet`] | one limit for many machines, and what holds while the store is away |
 //! | [`testing`] | tests of your own code around abide |
 //! | [`telemetry`] | spans, metrics, events |
 //! | [`security`] | keys, credentials, hostile servers |
@@ -28,8 +28,11 @@ pub mod verdicts {}
 pub mod tuning {}
 
 // The code of these pages is tested with all features.
-#[cfg_attr(feature = "cli", doc = include_str!("fleet.md"))]
-#[cfg_attr(not(feature = "cli"), doc = "This page is rendered with the feature `cli`.")]
+#[cfg_attr(all(feature = "redis", feature = "bulk"), doc = include_str!("fleet.md"))]
+#[cfg_attr(
+    not(all(feature = "redis", feature = "bulk")),
+    doc = "This page is rendered with the features `redis` and `bulk`."
+)]
 pub mod fleet {}
 
 #[cfg_attr(feature = "testing", doc = include_str!("testing.md"))]

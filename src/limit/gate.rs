@@ -413,6 +413,15 @@ impl Refused {
         self.why == Why::Deadline
     }
 
+    /// The store of the fleet is away, and its limiter lets nothing out without it
+    /// ([`StoreLoss::Closed`](crate::fleet::StoreLoss::Closed)).
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    #[must_use]
+    pub fn is_store_lost(&self) -> bool {
+        self.why == Why::StoreLost
+    }
+
     /// The server asked for a pause, and more of it remains than the call would wait.
     #[must_use]
     pub fn is_paused(&self) -> bool {
@@ -428,6 +437,7 @@ impl fmt::Display for Refused {
             Why::Paused => "the server asked for a longer pause",
             Why::Busy => "no permit at this instant",
             Why::Full => "too many waiters or keys",
+            Why::StoreLost => "the fleet's store is away",
         })
     }
 }

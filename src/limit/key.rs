@@ -3,45 +3,101 @@
 use std::{
     collections::hash_map::RandomState,
     fmt,
-    hash::{BuildHasher, DefaultHasher, Hasher},
+    hash::{BuildHasher, DefaultHasher, Hash, Hasher},
     sync::OnceLock,
 };
+
+#[cfg(feature = "redis")]
+use sha2::{Digest, Sha256};
 
 /// The limiter key: which calls share limits.
 ///
 /// Made from a text, of which only a 128-bit hash is kept, keyed at random per process: it reveals nothing, and keys
-/// that a stranger chose cannot be made to collide. Equal texts give equal keys within one process.
+/// that a stranger chose cannot be made to collide. Equal texts give equal keys within one process. With the feature
+/// `redis` the SHA-256 of the same text is kept too: it names the key in the store of a fleet.
 ///
 /// ```
 /// use abide::Key;
 ///
 /// assert_eq!(Key::from("tenant-7"), Key::from(String::from("tenant-7")));
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key(u128);
+#[derive(Clone, Copy)]
+pub struct Key {
+    bits: u128,
+    #[cfg(feature = "redis")]
+    digest: [u8; 32],
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.bits == other.bits
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u128(self.bits);
+    }
+}
 
 impl Key {
     /// From several parts, told apart by their lengths.
     pub(crate) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let (mut one, mut two) = hashers();
+        #[cfg(feature = "redis")]
+        let mut digest = Sha256::new();
         for part in parts {
             for hasher in [&mut one, &mut two] {
                 hasher.write_usize(part.len());
                 hasher.write(part);
             }
+            #[cfg(feature = "redis")]
+            {
+                digest.update((part.len() as u64).to_be_bytes());
+                digest.update(part);
+            }
         }
-        Self((u128::from(one.finish()) << 64) | u128::from(two.finish()))
+        Self {
+            bits: (u128::from(one.finish()) << 64) | u128::from(two.finish()),
+            #[cfg(feature = "redis")]
+            digest: digest.finalize().into(),
+        }
+    }
+
+    /// What names it in a store, for all processes: SHA-256 of its text, in hexadecimal digits.
+    #[cfg(feature = "redis")]
+    pub(crate) fn digest(&self) -> String {
+        hex(&self.digest)
     }
 
     /// Eight hexadecimal digits that name the key in logs and events.
     fn short(self) -> u32 {
-        u32::try_from(self.0 >> 96).unwrap_or_default()
+        u32::try_from(self.bits >> 96).unwrap_or_default()
     }
 
     /// Well mixed bits, for a map.
     pub(crate) const fn bits(self) -> u128 {
-        self.0
+        self.bits
     }
+}
+
+/// A hash that is the same in all processes, of parts told apart by their lengths.
+#[cfg(feature = "redis")]
+pub(crate) fn stable<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Box<str> {
+    hex(&Key::of_parts(parts).digest[..16]).into()
+}
+
+/// Without a store nobody asks for it.
+#[cfg(not(feature = "redis"))]
+pub(crate) fn stable<'a>(_: impl IntoIterator<Item = &'a [u8]>) -> Box<str> {
+    Box::default()
+}
+
+#[cfg(feature = "redis")]
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn hashers() -> (DefaultHasher, DefaultHasher) {

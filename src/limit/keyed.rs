@@ -25,13 +25,21 @@ use super::{
     scope::Scope,
     tick::Tick,
 };
-use crate::headers::{Hints, QuotaHint, QuotaScope};
+use crate::{
+    clock,
+    fleet::{
+        hub::{Hub, Notice},
+        lease::Lease,
+        share::Due,
+    },
+    headers::{Hints, QuotaHint, QuotaScope},
+};
 
 /// All that is known of one key.
 #[derive(Debug)]
 pub(crate) struct KeyState {
     pub(crate) scope: Scope,
-    book: Option<Box<Book>>,
+    pub(super) book: Option<Box<Book>>,
     routes: Option<Box<Routes>>,
     /// It has left the map; whoever holds it looks the key up again.
     gone: bool,
@@ -51,9 +59,16 @@ pub(crate) struct Origin {
 
 impl KeyState {
     fn new(config: &Config, now: Tick) -> Self {
-        let meters: Vec<Meter> = config.quotas.iter().map(|quota| Meter::full(quota, now)).collect();
+        let round_trip = config.hub.as_ref().map(|hub| hub.round_trip());
+        let meter = |quota| match (Meter::full(quota, now), round_trip) {
+            (meter, Some(round_trip)) => meter.leased(Lease::configured(quota, round_trip)),
+            (meter, None) => meter,
+        };
+        let meters: Vec<Meter> = config.quotas.iter().map(meter).collect();
         let ramp = if config.rules.learn { Ramp::default() } else { Ramp::over() };
-        Self { scope: Scope::new(meters, config.max_in_flight, ramp), book: None, routes: None, gone: false }
+        let scope = Scope::new(meters, config.max_in_flight, ramp);
+        let scope = round_trip.into_iter().fold(scope, Scope::shared);
+        Self { scope, book: None, routes: None, gone: false }
     }
 
     /// The group that binds a route.
@@ -145,10 +160,33 @@ impl Cell {
     }
 
     /// Runs pure code under the lock, then wakes whom it names, outside of it.
-    pub(crate) fn with<R>(&self, run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R) -> R {
+    pub(crate) fn with<R>(self: &Arc<Self>, run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R) -> R {
         let mut wakes = Vec::new();
-        let out = run(&mut self.lock(), &mut wakes);
+        let out = match &self.config.hub {
+            None => run(&mut self.lock(), &mut wakes),
+            Some(hub) => self.with_store(hub, run, &mut wakes),
+        };
         wakes.into_iter().for_each(Waker::wake);
+        out
+    }
+
+    /// Before: how the store is. After: whether the fleet's task has to look at this key.
+    fn with_store<R>(
+        self: &Arc<Self>,
+        hub: &Hub,
+        run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R,
+        wakes: &mut Vec<Waker>,
+    ) -> R {
+        let (epoch, at) = (self.config.epoch, clock::now());
+        let now = epoch.tick(at);
+        let mut state = self.lock();
+        state.set_store(hub.view().state(epoch), hub.view().members(), now, wakes);
+        let out = run(&mut state, wakes);
+        let Some(due) = state.notice(now) else { return out };
+        let when = if let Due::At(tick) = due { Some(epoch.instant(tick)) } else { None };
+        if !hub.notice(Notice { cell: Arc::downgrade(self), at: when }, at) {
+            state.set_store(hub.view().state(epoch), hub.view().members(), now, wakes);
+        }
         out
     }
 

@@ -101,6 +101,8 @@ impl Book {
             orders: scope.orders(),
             spread: self.latency.spread(),
             headroom: rules.headroom,
+            members: scope.members(),
+            shared: scope.share.as_ref().map(|share| share.round_trip()),
         };
         let place = self.learned.iter().position(|known| known.is(hint, true));
         let place = place.or_else(|| self.learned.iter().position(|known| !known.told && known.is(hint, false)));
@@ -113,6 +115,26 @@ impl Book {
         };
         let known = &mut self.learned[index];
         known.update(&mut scope.meters[known.meter], hint, &seen);
+    }
+
+    /// The store names a quota that some process of the fleet was told.
+    pub(crate) fn adopt(&mut self, scope: &mut Scope, (id, meta): (&str, &str), rules: Rules, now: Tick) {
+        let lease = |known: &Learned| scope.meters[known.meter].lease().filter(|lease| lease.id() == id);
+        let Some(index) = self.learned.iter().position(|known| lease(known).is_some()) else {
+            let round_trip = scope.share.as_ref().map_or(0, |share| share.round_trip());
+            let adopted = Learned::adopt((id, meta), rules.headroom, round_trip, now);
+            let adopted = adopted.filter(|_| self.learned.len() < MOST_LEARNED);
+            if let Some((learned, meter)) = adopted {
+                scope.ramp.end();
+                self.keep(scope, learned, meter);
+            }
+            return;
+        };
+        let known = &mut self.learned[index];
+        let meter = &mut scope.meters[known.meter];
+        if meter.lease().is_some_and(|lease| lease.meta() != meta) {
+            known.agree(meter, meta, rules.headroom);
+        }
     }
 
     fn keep(&mut self, scope: &mut Scope, mut learned: Learned, meter: Meter) -> usize {

@@ -8,7 +8,13 @@ use super::{
     pause,
     tick::{Tick, nanos_of},
 };
-use crate::headers::QuotaHint;
+use crate::{
+    fleet::{
+        lease::{Keeping, Lease},
+        store::Told,
+    },
+    headers::QuotaHint,
+};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -17,6 +23,8 @@ const SECOND: u64 = 1_000_000_000;
 pub(crate) struct Learned {
     name: Option<Box<str>>,
     partition: Option<Box<str>>,
+    /// Another process was told it: it is known by its id until an answer names it here.
+    adopted: Option<Box<str>>,
     unit: Unit,
     kind: Kind,
     pub(crate) heard: Tick,
@@ -73,6 +81,10 @@ pub(crate) struct Seen {
     /// How far latencies lie apart, in nanoseconds.
     pub(crate) spread: u64,
     pub(crate) headroom: f64,
+    /// Processes that use the same quotas, this one included.
+    pub(crate) members: u64,
+    /// A fleet keeps the quotas of this scope: to its store and back, in microseconds.
+    pub(crate) shared: Option<u64>,
 }
 
 /// Longest window that is kept as told, 73 years: products of two still fit the integers.
@@ -88,12 +100,13 @@ impl Learned {
         let meter = match &kind {
             Kind::Contract(contract) => {
                 let quota = contract.quota(seen.headroom, &hint.unit);
-                let mut meter = Meter::with_level(&quota, 1, seen.now);
+                let mut meter = contract.leased(Meter::with_level(&quota, 1, seen.now), hint, seen);
                 count_past(&mut meter, seen);
                 meter
             }
             Kind::Counter(_) => {
-                let level = hint.remaining.map_or(1, |left| whole(left / 4.0).saturating_sub(seen.unanswered).max(1));
+                let part = 4.0 * seen.members as f64;
+                let level = hint.remaining.map_or(1, |left| whole(left / part).saturating_sub(seen.unanswered).max(1));
                 Meter::with_level(
                     &Quota::bucket(1, Duration::from_secs(1)).burst(u32::MAX).unit(hint.unit.clone()),
                     u32::try_from(level).unwrap_or(u32::MAX),
@@ -104,6 +117,7 @@ impl Learned {
         let learned = Self {
             name: hint.name.as_deref().map(Into::into),
             partition: hint.partition.as_deref().map(Into::into),
+            adopted: None,
             unit: hint.unit.clone(),
             kind,
             heard: seen.now,
@@ -113,8 +127,40 @@ impl Learned {
         Some((learned, meter))
     }
 
+    /// A quota that another process of the fleet was told; none if its description makes no sense.
+    pub(crate) fn adopt((id, meta): (&str, &str), headroom: f64, round_trip: u64, now: Tick) -> Option<(Self, Meter)> {
+        let (contract, unit) = Contract::described(meta)?;
+        let quota = contract.quota(headroom, &unit);
+        let meter =
+            Meter::with_level(&quota, 1, now).leased(Lease::learned(id.into(), meta.into(), &quota, round_trip));
+        let learned = Self {
+            name: None,
+            partition: None,
+            adopted: Some(id.into()),
+            unit,
+            kind: Kind::Contract(contract),
+            heard: now,
+            told: false,
+            meter: usize::MAX,
+        };
+        Some((learned, meter))
+    }
+
+    /// Another process of the fleet was told something else of it, later.
+    pub(crate) fn agree(&mut self, meter: &mut Meter, meta: &str, headroom: f64) {
+        let (Kind::Contract(contract), Some((told, _))) = (&mut self.kind, Contract::described(meta)) else { return };
+        (contract.limit, contract.window) = (told.limit, told.window);
+        if let Some(lease) = meter.lease_mut() {
+            lease.set_quota(&contract.quota(headroom, &self.unit), meta.into());
+            meter.rerate_share();
+        }
+    }
+
     /// Whether a hint speaks of this quota. Quotas of one name may differ by their windows.
     pub(crate) fn is(&self, hint: &QuotaHint, same_window: bool) -> bool {
+        if let Some(id) = &self.adopted {
+            return same_window && *id == id_of(hint);
+        }
         self.name.as_deref() == hint.name.as_deref()
             && self.partition.as_deref() == hint.partition.as_deref()
             && self.unit == hint.unit
@@ -140,6 +186,10 @@ impl Learned {
     /// Reads a newer hint into the meter.
     pub(crate) fn update(&mut self, meter: &mut Meter, hint: &QuotaHint, seen: &Seen) {
         (self.heard, self.told) = (seen.now, true);
+        if self.adopted.take().is_some() {
+            self.name = hint.name.as_deref().map(Into::into);
+            self.partition = hint.partition.as_deref().map(Into::into);
+        }
         match (&mut self.kind, Kind::of(hint)) {
             (Kind::Contract(contract), told) => {
                 let mut next = *contract;
@@ -152,14 +202,20 @@ impl Learned {
                 }
                 next.step(meter, seen);
                 next.set_spread(seen.spread, seen.headroom);
-                if next.quota(seen.headroom, &self.unit) != contract.quota(seen.headroom, &self.unit) {
-                    meter.rerate(&next.quota(seen.headroom, &self.unit));
+                let quota = next.quota(seen.headroom, &self.unit);
+                let changed = quota != contract.quota(seen.headroom, &self.unit);
+                if let Some(lease) = meter.lease_mut() {
+                    lease.tell(&quota, next.description(&self.unit), told_of(hint, next.limit));
+                    meter.rerate_share();
+                } else if changed {
+                    meter.rerate(&quota);
                 }
                 *contract = next;
                 correct(meter, hint, next.limit, seen.now);
             }
             (Kind::Counter(_), Some(Kind::Contract(told))) => {
                 meter.replace(&told.quota(seen.headroom, &self.unit), seen.now);
+                *meter = told.leased(meter.clone(), hint, seen);
                 if hint.remaining.is_none() {
                     count_past(meter, seen);
                 }
@@ -199,6 +255,25 @@ impl Contract {
     const fn new(limit: f64, window: u64) -> Self {
         let stepped = Tick::from_nanos(0);
         Self { limit, window, spread: 0, steps: 0, stepped, quiet: QUIET, undone: false, inferred: false }
+    }
+
+    /// With what a fleet needs to keep it, if there is one.
+    fn leased(&self, meter: Meter, hint: &QuotaHint, seen: &Seen) -> Meter {
+        let Some(round_trip) = seen.shared else { return meter };
+        let quota = self.quota(seen.headroom, &hint.unit);
+        meter.leased(Lease::learned(id_of(hint), self.description(&hint.unit), &quota, round_trip))
+    }
+
+    /// What other processes need to know of it.
+    fn description(&self, unit: &Unit) -> Box<str> {
+        format!("{} {} {unit}", self.limit, self.window).into()
+    }
+
+    fn described(text: &str) -> Option<(Self, Unit)> {
+        let mut parts = text.splitn(3, ' ');
+        let limit: f64 = parts.next()?.parse().ok().filter(|limit: &f64| limit.is_finite() && *limit > 0.0)?;
+        let window: u64 = parts.next()?.parse().ok().filter(|window| (1..=LONGEST).contains(window))?;
+        Some((Self::new(limit, window), Unit::named(parts.next()?)))
     }
 
     /// The quota that is kept: below the limit by the headroom, over the window and what the network adds.
@@ -246,6 +321,9 @@ impl Contract {
 /// What was sent before anything was known counts too.
 fn count_past(meter: &mut Meter, seen: &Seen) {
     let requests = *meter.unit() == Unit::Requests;
+    if let Some(lease) = meter.lease_mut().filter(|_| requests) {
+        lease.owe(seen.orders.min(lease.quota().units().into()), seen.now);
+    }
     if let Some(guard) = meter.guard_mut().filter(|_| requests) {
         guard.commit(seen.orders.min(guard.limit()), seen.now);
     }
@@ -255,13 +333,30 @@ fn count_past(meter: &mut Meter, seen: &Seen) {
 fn correct(meter: &mut Meter, hint: &QuotaHint, limit: f64, now: Tick) {
     let held = meter.held();
     let Some(remaining) = hint.remaining.map(whole) else { return };
+    let keeping = meter.lease().map(Lease::keeping);
     let Some(guard) = meter.guard_mut() else { return };
     let own = guard.used().saturating_add(held);
-    guard.set_others(whole(limit).saturating_sub(own).saturating_sub(remaining), now);
-    let (idle, window) = (own <= guard.limit() / 2, guard.window());
+    if keeping.is_none() {
+        guard.set_others(whole(limit).saturating_sub(own).saturating_sub(remaining), now);
+    }
+    // What a fleet shares is corrected by the store, which knows what all of it has sent.
+    let (idle, window) = (own <= guard.limit() / 2 && keeping != Some(Keeping::Shared), guard.window());
     if let (0, true, Some(reset)) = (remaining, idle, hint.reset_after) {
         meter.stop_until(now.plus(nanos_of(reset).min(window)));
     }
+}
+
+/// What the latest answer said is left, for the store.
+fn told_of(hint: &QuotaHint, limit: f64) -> Option<Told> {
+    let reset = hint.reset_after.map_or(0, nanos_of) / 1_000;
+    Some(Told { limit: whole(limit), remaining: whole(hint.remaining?), reset })
+}
+
+/// The same in all processes: a hash of what tells a quota from others.
+fn id_of(hint: &QuotaHint) -> Box<str> {
+    let window = hint.window.map_or(0, nanos_of).min(LONGEST).to_be_bytes();
+    let (name, partition) = (hint.name.as_deref().unwrap_or_default(), hint.partition.as_deref().unwrap_or_default());
+    super::key::stable([name.as_bytes(), partition.as_bytes(), hint.unit.as_str().as_bytes(), &window])
 }
 
 impl Counter {
@@ -284,12 +379,13 @@ impl Counter {
     /// Spends what is left, less what is on the way, evenly until the reset, and never more.
     fn steer(&self, meter: &mut Meter, hint: &QuotaHint, seen: &Seen) {
         let Some(remaining) = hint.remaining else { return };
-        let left = whole(remaining).saturating_sub(seen.unanswered).saturating_sub(meter.held());
+        // Each process of a fleet spends its part of what is left.
+        let left = (whole(remaining) / seen.members).saturating_sub(seen.unanswered).saturating_sub(meter.held());
         let reset = hint.reset_after.map_or(0, nanos_of);
         // Resets come in whole seconds, and none told means soon.
         let span = reset.max(SECOND);
         let even = left as f64 / (span as f64 / SECOND as f64);
-        let known = self.limit * 0.98 / (self.longest.max(SECOND) as f64 / SECOND as f64);
+        let known = self.limit * 0.98 / seen.members as f64 / (self.longest.max(SECOND) as f64 / SECOND as f64);
         meter.rerate(&super::experience::bucket(even.max(known), left / 4).unit(hint.unit.clone()));
         if left > 0 || reset > 0 {
             meter.allow(left, seen.now.plus(if left == 0 { reset } else { span }.min(pause::LONGEST)));

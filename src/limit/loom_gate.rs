@@ -37,6 +37,7 @@ fn cell(quotas: Vec<Quota>, max_in_flight: u32) -> Arc<Cell> {
         max_waiting: 10,
         rules: Rules { headroom: 0.0, learn: false },
         epoch: Epoch::new(clock::now()),
+        hub: None,
     };
     Arc::new(Cell::new(Key::from("k"), &Arc::new(config), NOW))
 }

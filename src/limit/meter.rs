@@ -11,6 +11,7 @@ use super::{
     slack::Slack,
     tick::{Tick, nanos_of},
 };
+use crate::fleet::lease::{Keeping, Lease};
 
 /// Level of one quota, what is held of it and what was committed lately.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub(crate) struct Meter {
     /// Costs committed before this instant are not in its books.
     born: Tick,
     unit: Unit,
+    /// It is kept by a fleet: what this process has leased of it takes the place of pace and guard.
+    lease: Option<Box<Lease>>,
 }
 
 /// What an answer said is left, to be spent until an instant; then the pace alone counts again.
@@ -55,7 +58,31 @@ impl Meter {
             slack: None,
             born: now,
             unit: quota.unit_ref().clone(),
+            lease: None,
         }
+    }
+
+    /// Kept by a fleet from now on.
+    pub(crate) fn leased(mut self, lease: Lease) -> Self {
+        self.lease = Some(Box::new(lease));
+        self
+    }
+
+    pub(crate) fn lease(&self) -> Option<&Lease> {
+        self.lease.as_deref()
+    }
+
+    pub(crate) fn lease_mut(&mut self) -> Option<&mut Lease> {
+        self.lease.as_deref_mut()
+    }
+
+    pub(crate) fn take_lease(&mut self) -> Option<Box<Lease>> {
+        self.lease.take()
+    }
+
+    /// The lease, while it alone decides.
+    fn sole(&self) -> Option<&Lease> {
+        self.lease().filter(|lease| !matches!(lease.keeping(), Keeping::Alone(_)))
     }
 
     pub(crate) fn unit(&self) -> &Unit {
@@ -97,6 +124,9 @@ impl Meter {
 
     /// Whether `cost` can be held now; call [`advance`](Self::advance) first.
     pub(crate) fn is_ready(&self, cost: u64, now: Tick) -> bool {
+        if let Some(lease) = self.sole() {
+            return cost == 0 || lease.free(self.held, now) >= cost;
+        }
         cost == 0
             || (now >= self.stopped
                 && self.allowance.is_none_or(|allowance| allowance.left >= cost)
@@ -112,6 +142,11 @@ impl Meter {
     /// Whether `cost` can never be granted: above the window's units, or above a bucket's burst. The burst of a rate
     /// that was learned is no promise of the server.
     pub(crate) fn is_never(&self, cost: u64) -> bool {
+        if let Some(lease) = &self.lease {
+            // Of the whole fleet's quota: while the store is away the share is less, but that passes.
+            let quota = lease.quota();
+            return cost > if self.guard.is_some() { quota.units() } else { quota.burst_units() }.into();
+        }
         match (&self.guard, &self.slack) {
             (Some(guard), _) => cost > guard.limit(),
             (None, Some(_)) => cost > self.pace.burst().into(),
@@ -122,6 +157,9 @@ impl Meter {
     pub(crate) fn hold(&mut self, cost: u64) {
         self.pace.take(cost);
         self.held += cost;
+        if let Some(lease) = &mut self.lease {
+            lease.note_taken(cost);
+        }
         if let Some(allowance) = &mut self.allowance {
             allowance.left = allowance.left.saturating_sub(cost);
         }
@@ -131,6 +169,9 @@ impl Meter {
     pub(crate) fn commit(&mut self, cost: u64, now: Tick) {
         self.note_slack(cost, now);
         self.held -= cost.min(self.held);
+        if let Some(lease) = self.lease.as_mut().filter(|_| cost > 0) {
+            lease.commit(cost, now);
+        }
         if let Some(guard) = self.guard.as_mut().filter(|_| cost > 0) {
             guard.commit(cost, now);
         }
@@ -160,6 +201,11 @@ impl Meter {
 
     /// Corrects a cost committed at `sent` to what it really was.
     pub(crate) fn settle(&mut self, charged: u64, actual: u64, sent: Tick, now: Tick) {
+        match &mut self.lease {
+            Some(lease) if actual > charged => lease.charge(actual - charged, now),
+            Some(lease) => lease.refund(charged - actual, sent),
+            None => {}
+        }
         if actual >= charged {
             self.note_slack(actual - charged, now);
             self.pace.take(actual - charged);
@@ -186,6 +232,10 @@ impl Meter {
         if cost == 0 {
             return from;
         }
+        if let Some(lease) = self.sole() {
+            let free = lease.free(self.held, from);
+            return if free >= ahead.saturating_add(cost) { from } else { Tick::NEVER };
+        }
         let mut pace = self.pace;
         let mut guard_at = from.max(self.stopped);
         if let Some(allowance) = self.allowance
@@ -194,6 +244,10 @@ impl Meter {
             guard_at = guard_at.max(allowance.until);
         }
         if let Some(guard) = &self.guard {
+            if self.lease.is_some() && cost > guard.limit() {
+                // More than this process's share: only the store's return will tell.
+                return Tick::NEVER;
+            }
             if guard.room(self.held, pace.at()) == 0 {
                 let frees = guard.free_at(1, self.held, pace.at());
                 if frees == Tick::NEVER {
@@ -237,13 +291,17 @@ impl Meter {
 
     /// Keeps another quota from now on; what is held stays held.
     pub(crate) fn replace(&mut self, quota: &Quota, now: Tick) {
-        let held = self.held;
+        let (held, lease) = (self.held, self.lease.take());
         *self = Self::with_level(quota, 1, now);
+        self.lease = lease;
         self.adopt_held(held);
     }
 
     /// Units that could be taken at once now.
     pub(crate) fn left(&self, now: Tick) -> u64 {
+        if let Some(lease) = self.sole() {
+            return lease.free(self.held, now);
+        }
         if now < self.stopped {
             return 0;
         }
@@ -256,7 +314,8 @@ impl Meter {
         let full = self.pace.ready_at(self.pace.burst().into(), self.pace.at());
         let empty = self.guard.as_ref().map_or_else(Tick::default, Guard::empty_at);
         let allowed = self.allowance.map_or_else(Tick::default, |allowance| allowance.until);
-        if self.held > 0 { Tick::NEVER } else { full.max(empty).max(self.stopped).max(allowed) }
+        let leased = self.lease().map_or_else(Tick::default, Lease::rests_at);
+        if self.held > 0 { Tick::NEVER } else { full.max(empty).max(self.stopped).max(allowed).max(leased) }
     }
 }
 

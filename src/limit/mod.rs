@@ -4,7 +4,7 @@
 //! joins the two, `scope` takes several together and keeps the line (`queue`), `learn` turns hints into quotas. Only
 //! `gate` waits, and only `keyed` and `gate` lock.
 
-mod costs;
+pub(crate) mod costs;
 mod experience;
 mod gate;
 mod guard;
@@ -14,17 +14,18 @@ mod learn;
 mod learned;
 #[cfg(all(test, abide_loom))]
 mod loom_gate;
-mod meter;
+pub(crate) mod meter;
 mod pace;
 mod pause;
 mod queue;
 mod quota;
 mod routes;
 mod scope;
+mod shared;
 mod slack;
 #[cfg(test)]
 mod tests;
-mod tick;
+pub(crate) mod tick;
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -34,20 +35,24 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::fleet::hub::Hub;
 use crate::{Error, clock, headers::Hints};
 use costs::Costs;
 use gate::MAX_PAUSE;
-use keyed::{Cell, KeyState, Keyed, Origin};
+use keyed::{Keyed, Origin};
 use learn::Rules;
-use scope::{Turn, Want, Why};
+use scope::{Scope, Turn, Want, Why};
 use tick::{Epoch, Tick, nanos_of};
 
 pub use gate::{Acquire, Permit, Refused};
 pub use key::Key;
 pub(crate) use key::Route;
-#[cfg(feature = "testing")]
+pub(crate) use keyed::{Cell, KeyState};
+pub(crate) use learned::whole;
 pub(crate) use quota::Contract;
 pub use quota::{ParseQuotaError, Quota, Unit};
+#[cfg(feature = "redis")]
+pub(crate) use shared::Step;
 
 /// What a driver asks of the limiter for one attempt.
 #[derive(Clone, Debug)]
@@ -70,6 +75,8 @@ pub(crate) struct Config {
     pub(crate) max_waiting: usize,
     pub(crate) rules: Rules,
     pub(crate) epoch: Epoch,
+    /// Of the fleet that keeps the quotas.
+    pub(crate) hub: Option<Arc<Hub>>,
 }
 
 /// Limits by key, shared by all its clones.
@@ -241,6 +248,7 @@ pub struct LimiterBuilder {
     max_waiting: usize,
     headroom: f64,
     learn: bool,
+    hub: Option<Arc<Hub>>,
 }
 
 impl Default for LimiterBuilder {
@@ -252,6 +260,7 @@ impl Default for LimiterBuilder {
             max_waiting: 10_000,
             headroom: 0.02,
             learn: true,
+            hub: None,
         }
     }
 }
@@ -296,6 +305,14 @@ impl LimiterBuilder {
         self
     }
 
+    /// Keeps the quotas, configured and learned, and the pauses of each key together with all processes of a fleet.
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    pub fn fleet(mut self, fleet: crate::fleet::Fleet) -> Self {
+        self.hub = Some(fleet.hub());
+        self
+    }
+
     /// Checks the settings.
     ///
     /// # Errors
@@ -325,6 +342,7 @@ impl LimiterBuilder {
             max_waiting: self.max_waiting,
             rules: Rules { headroom: self.headroom, learn: self.learn },
             epoch: Epoch::new(clock::now()),
+            hub: self.hub,
         };
         Limiter { shared: Arc::new(Shared { config: Arc::new(config), keys: Keyed::default() }) }
     }

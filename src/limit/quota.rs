@@ -20,6 +20,12 @@ pub enum Unit {
 }
 
 impl Unit {
+    /// The unit of a name that [`as_str`](Self::as_str) gave.
+    pub(crate) fn named(name: &str) -> Self {
+        let known = [Self::Requests, Self::Tokens, Self::Bytes].into_iter().find(|unit| unit.as_str() == name);
+        known.unwrap_or_else(|| Self::Other(name.to_owned()))
+    }
+
     /// The name that servers use.
     #[must_use]
     pub fn as_str(&self) -> &str {

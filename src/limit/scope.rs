@@ -10,10 +10,11 @@ use super::{
     costs::{Costs, Sums},
     learned::whole,
     meter::Meter,
-    pause::{Pause, ProbeId, Ramp},
+    pause::{self, Pause, ProbeId, Ramp},
     queue::{Granted, LAPSE, Queue},
     tick::Tick,
 };
+use crate::fleet::share::Share;
 
 /// What one call wants of a scope.
 #[derive(Clone, Debug)]
@@ -51,6 +52,8 @@ pub(crate) enum Why {
     Busy,
     /// Too many wait, or there are too many keys.
     Full,
+    /// The fleet's store is away, and nothing goes out without it.
+    StoreLost,
 }
 
 /// Slots: attempts that may be under way at once.
@@ -70,7 +73,7 @@ impl Slots {
         }
     }
 
-    fn is_free(&self) -> bool {
+    pub(super) fn is_free(&self) -> bool {
         self.held.saturating_add(self.in_flight) < self.most
     }
 }
@@ -86,7 +89,9 @@ pub(crate) struct Scope {
     held: Sums,
     /// How long the answer of a probe is waited for.
     pub(crate) patience: u64,
-    queue: Option<Box<Queue>>,
+    /// A fleet keeps its quotas.
+    pub(crate) share: Option<Box<Share>>,
+    pub(super) queue: Option<Box<Queue>>,
     /// The number of the next who stands in line; never used twice.
     next: u64,
     /// Attempts sent so far.
@@ -108,6 +113,7 @@ impl Scope {
             ramp,
             held: Sums::default(),
             patience: PATIENCE,
+            share: None,
             queue: None,
             next: 0,
             orders: 0,
@@ -142,8 +148,10 @@ impl Scope {
 
     /// As [`join`](Self::join), but never in line.
     pub(crate) fn try_now(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
-        self.try_join(want, now, wakes)
-            .unwrap_or_else(|| Turn::Refused { why: Why::Busy, retry_at: known(self.estimate(&want.costs, now)) })
+        self.try_join(want, now, wakes).unwrap_or_else(|| {
+            self.wish(&want.costs);
+            Turn::Refused { why: Why::Busy, retry_at: known(self.estimate(&want.costs, now)) }
+        })
     }
 
     fn try_join(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Option<Turn> {
@@ -151,7 +159,7 @@ impl Scope {
         if self.is_never(&want.costs) {
             return Some(Turn::Refused { why: Why::Never, retry_at: None });
         }
-        if let Some(refused) = self.refused_by_pause(want, now) {
+        if let Some(refused) = self.refused_by_store().or_else(|| self.refused_by_pause(want, now)) {
             return Some(refused);
         }
         let alone = self.queue.as_ref().is_none_or(|queue| queue.is_idle());
@@ -160,6 +168,11 @@ impl Scope {
 
     fn is_never(&self, costs: &Costs) -> bool {
         self.meters.iter().any(|meter| meter.is_never(costs.get(meter.unit())))
+    }
+
+    fn refused_by_store(&self) -> Option<Turn> {
+        let until = self.share.as_ref()?.closed_until()?;
+        Some(Turn::Refused { why: Why::StoreLost, retry_at: Some(until) })
     }
 
     fn refused_by_pause(&self, want: &Want, now: Tick) -> Option<Turn> {
@@ -187,7 +200,8 @@ impl Scope {
             return Turn::Granted { probe };
         }
         let never = self.is_never(&want.costs).then_some(Turn::Refused { why: Why::Never, retry_at: None });
-        let hopeless = never.or_else(|| self.refused_by_pause(want, now)).or_else(|| {
+        let refused = self.refused_by_store().or_else(|| self.refused_by_pause(want, now));
+        let hopeless = never.or(refused).or_else(|| {
             (now >= want.deadline)
                 .then(|| Turn::Refused { why: Why::Deadline, retry_at: known(self.forecast(seq, &want.costs, now).0) })
         });
@@ -265,6 +279,7 @@ impl Scope {
     fn is_ready(&self, costs: &Costs, now: Tick) -> bool {
         self.pause.is_quiet(now)
             && self.slots.is_free()
+            && self.share.as_ref().is_none_or(|share| share.is_fresh(now))
             && (!self.meters.is_empty() || self.ramp.is_ready(self.slots.held.into(), now))
             && self.meters.iter().all(|meter| meter.is_ready(costs.get(meter.unit()), now))
     }
@@ -273,6 +288,9 @@ impl Scope {
     fn hold(&mut self, costs: &Costs, now: Tick) -> Option<ProbeId> {
         for meter in &mut self.meters {
             meter.hold(costs.get(meter.unit()));
+        }
+        if let Some(share) = &mut self.share {
+            share.used = true;
         }
         self.held.add(costs);
         self.slots.held += 1;
@@ -344,6 +362,14 @@ impl Scope {
 
     /// Asked to wait until an instant; takes back what is granted and not collected, wakes those who cannot wait so long.
     pub(crate) fn pause_until(&mut self, until: Tick, now: Tick, wakes: &mut Vec<Waker>) {
+        if let Some(share) = &mut self.share {
+            share.tell_pause(until.min(now.plus(pause::LONGEST)));
+        }
+        self.pause_here(until, now, wakes);
+    }
+
+    /// As [`pause_until`](Self::pause_until), but other processes are not told: they know.
+    pub(crate) fn pause_here(&mut self, until: Tick, now: Tick, wakes: &mut Vec<Waker>) {
         self.advance(now);
         if !self.pause.extend(until, now) {
             return;
@@ -381,9 +407,11 @@ impl Scope {
 
     /// When a newcomer with `costs` would be granted, behind all who wait.
     fn estimate(&self, costs: &Costs, now: Tick) -> Tick {
-        match &self.queue {
-            Some(queue) => self.ready_at(queue.sums(), queue.waiting() as u64, costs, now),
-            None => self.ready_at(&Sums::default(), 0, costs, now),
+        let none = Sums::default();
+        let (ahead, count) = self.queue.as_ref().map_or((&none, 0), |queue| (queue.sums(), queue.waiting() as u64));
+        match self.ready_at(ahead, count, costs, now) {
+            Tick::NEVER if self.share.is_some() && self.slots.is_free() => self.leased_at(ahead, costs, now),
+            at => at,
         }
     }
 
@@ -410,7 +438,8 @@ impl Scope {
 
     /// The first instant at which `costs` are there, behind `ahead`; a lower bound unless nobody is ahead.
     fn ready_at(&self, ahead: &Sums, ahead_count: u64, costs: &Costs, now: Tick) -> Tick {
-        if !self.slots.is_free() {
+        let unheard = self.share.as_ref().is_some_and(|share| !share.is_fresh(now));
+        if unheard || !self.slots.is_free() {
             return Tick::NEVER;
         }
         let from = self.pause.not_before().max(now);
@@ -420,6 +449,11 @@ impl Scope {
         }
         let ready = |meter: &Meter| meter.ready_at(ahead.get(meter.unit()), costs.get(meter.unit()), from, cut);
         self.meters.iter().map(ready).max().unwrap_or(from)
+    }
+
+    /// What the first in line wants.
+    pub(crate) fn first(&self) -> Option<&Costs> {
+        self.queue.as_ref().and_then(|queue| queue.first()).map(|waiter| &waiter.costs)
     }
 
     /// Whether anybody waits, or has been granted and not come for it.
@@ -434,7 +468,8 @@ impl Scope {
 
     /// From when on nothing of the past matters; [`Tick::NEVER`] while something is under way.
     pub(crate) fn rests_at(&self) -> Tick {
-        if self.queue.is_some() || self.slots.held > 0 || self.slots.in_flight > 0 {
+        let asking = self.share.as_ref().is_some_and(|share| share.in_flight);
+        if asking || self.queue.is_some() || self.slots.held > 0 || self.slots.in_flight > 0 {
             return Tick::NEVER;
         }
         self.meters.iter().map(Meter::rests_at).max().unwrap_or_default().max(self.pause.not_before())

@@ -269,7 +269,7 @@ proptest! {
         steps in proptest::collection::vec((0u64..20_000_000_000, odd_hints(), 1u32..4), 1..60),
     ) {
         let config = Arc::new(config(vec![Quota::window(5, SECOND)], 10));
-        let cell = Cell::new(key(), &config, Tick::default());
+        let cell = Arc::new(Cell::new(key(), &config, Tick::default()));
         let (mut now, mut sent) = (Tick::default(), Vec::new());
         for (dt, hints, cost) in steps {
             now = now.plus(dt);
@@ -296,7 +296,7 @@ proptest! {
         steps in proptest::collection::vec((0u64..2_000_000_000, odd_hints(), 0u64..5_000_000_000), 1..20),
     ) {
         let config = Arc::new(config(vec![Quota::window(5, SECOND), Quota::bucket(2, SECOND)], 10));
-        let cell = Cell::new(key(), &config, Tick::default());
+        let cell = Arc::new(Cell::new(key(), &config, Tick::default()));
         let mut now = Tick::default();
         for (dt, hints, back) in steps {
             now = now.plus(dt);
@@ -326,6 +326,7 @@ fn config(quotas: Vec<Quota>, max_keys: usize) -> Config {
         max_waiting: 10,
         rules: Rules { headroom: 0.02, learn: true },
         epoch: Epoch::new(clock::now()),
+        hub: None,
     }
 }
 

@@ -12,12 +12,24 @@ mod bulk;
 mod call;
 mod cancel;
 mod cases;
+mod chaos;
+#[cfg(feature = "cli")]
+mod chaos_bulk;
 mod charge;
 mod corpus;
 mod deadline;
 #[cfg(feature = "cli")]
 mod explain;
+#[cfg(feature = "cli")]
+mod fleet;
+#[cfg(feature = "cli")]
+mod fleet_processes;
 mod fuzzed;
+mod hostile;
+#[cfg(feature = "cli")]
+mod hostile_bulk;
+mod hostile_h2;
+mod hostile_limits;
 mod jitter;
 #[cfg(feature = "cli")]
 mod jobs;
@@ -34,6 +46,12 @@ mod replay;
 mod rules;
 #[cfg(feature = "cli")]
 mod serve;
+#[cfg(feature = "bulk")]
+mod secrets;
+#[cfg(feature = "cli")]
+mod secrets_cli;
+#[cfg(feature = "cli")]
+mod secrets_fleet;
 mod server;
 mod soak;
 #[cfg(feature = "cli")]
@@ -41,3 +59,5 @@ mod streams;
 mod support;
 mod surface;
 mod telemetry;
+#[cfg(feature = "cli")]
+mod terminal;

@@ -109,7 +109,7 @@ impl Net {
         self.inner.lock().unwrap().1.iter().map(read).collect()
     }
 
-    async fn answer(self, mut request: Request) -> Result<Response, BoxError> {
+    pub(crate) async fn answer(self, mut request: Request) -> Result<Response, BoxError> {
         use http_body_util::BodyExt;
         let body = request.body_mut().take();
         let body = match body {

@@ -153,3 +153,19 @@ async fn a_202_is_polled_by_name_only() {
     assert_eq!(net.lines(), ["PUT https://a.example/x", op, op]);
     assert_eq!(response.text().await.unwrap(), "done");
 }
+
+/// Not in the request's target, where reqwest's own `execute` leaves it for a proxy to see.
+#[tokio::test(start_paused = true)]
+async fn a_user_name_is_sent_as_credentials_and_stays_at_home() {
+    let net = Net::new([to(302, "/y"), to(302, "https://b.example/z"), status(200), status(200)]);
+    let client = client(&net);
+    let request = || reqwest::Request::new(http::Method::GET, "https://me:a%40b@a.example/x".parse().unwrap());
+    client.execute(request()).await.unwrap();
+    let mut own = request();
+    own.headers_mut().insert("authorization", HeaderValue::from_static("own"));
+    client.execute(own).await.unwrap();
+    let basic = Some("Basic bWU6YUBi".to_owned());
+    assert_eq!(net.header("authorization"), [basic.clone(), basic, None, Some("own".to_owned())]);
+    let lines = ["/x", "/y"].map(|path| format!("GET https://a.example{path}"));
+    assert_eq!(net.lines(), [&lines[0], &lines[1], "GET https://b.example/z", &lines[0]]);
+}

@@ -138,7 +138,7 @@ async fn a_row_that_may_not_be_repeated_is_named_and_set_aside_when_its_worker_d
     let output = stage.worker("two.jsonl", "--claim-after 1s").output().await.unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("3 ok, 0 failed, 1 unknown"), "{}", said(&output));
-    let named = said(&output).lines().find(|line| line.contains("unknown: it may")).unwrap().to_owned();
+    let named = said(&output).lines().find(|line| line.contains("unknown: a worker that is gone")).unwrap().to_owned();
     let keys = server.book().keys.clone();
     assert_eq!((keys[&1].len(), &keys[&2]), (1, &vec![Some("k2".to_owned()); 2]), "{named}");
     assert_eq!((keys[&3].len(), keys[&4].len()), (1, 1));

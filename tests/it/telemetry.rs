@@ -150,9 +150,9 @@ async fn methods_that_nobody_knows_are_other() {
 
 /// Everything measured, one line for each value.
 #[derive(Clone, Default)]
-struct Book(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Book(pub(crate) Arc<Mutex<Vec<String>>>);
 
-struct Line(Book, String);
+pub(crate) struct Line(Book, String);
 
 impl Line {
     fn write(&self, value: impl Debug) {

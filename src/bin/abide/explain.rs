@@ -16,7 +16,7 @@ use abide::{
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::head::Head;
+use crate::{head::Head, out};
 
 /// Most input that is taken in: a head and a small body.
 const MAX_INPUT: u64 = 1024 * 1024;
@@ -41,7 +41,7 @@ impl Explain {
             Ok(()) => ExitCode::SUCCESS,
             Err(message) => {
                 // Nothing is left to do when stderr is gone too.
-                let _ = writeln!(io::stderr(), "abide explain: {}", clean(&message));
+                let _ = writeln!(io::stderr(), "abide explain: {}", out::shown(&message));
                 ExitCode::from(2)
             }
         }
@@ -54,7 +54,7 @@ impl Explain {
         let body = Some(head.body).filter(|body| !body.is_empty());
         let explanation = headers::explain(head.status, &head.headers, body, SystemTime::from(received));
         if self.json {
-            return Ok(format!("{}\n", to_json(&explanation.hints)));
+            return Ok(out::json(&to_json(&explanation.hints).to_string()) + "\n");
         }
         Ok(Page { head: &head, explanation: &explanation, received }.print())
     }
@@ -272,12 +272,7 @@ fn span(duration: Duration) -> String {
 
 /// Text of a server without anything a terminal would act on.
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
-}
-
-/// Invisible characters that turn or hide text.
-fn is_format(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+    text.chars().map(|c| if out::is_obeyed(c) { '\u{fffd}' } else { c }).collect()
 }
 
 fn table<const N: usize>(page: &mut String, titles: [&str; N], rows: &[[String; N]]) {

@@ -1,6 +1,7 @@
 //! The command line: parses arguments, calls the library, prints.
 
 mod explain;
+mod fleet;
 mod head;
 mod options;
 mod out;

@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use abide::{
     Backoff, Client, KeyScheme, Policy, Quota,
+    fleet::Fleet,
     http::{HeaderMap, HeaderName, HeaderValue},
 };
 
-use crate::{progress::When, serve::duration};
+use crate::{fleet::FleetArgs, progress::When, serve::duration};
 
 /// Options of `abide run`. Durations are written 50ms, 1.5s, 2m.
 #[derive(Debug, clap::Args)]
@@ -36,6 +37,8 @@ pub(crate) struct Args {
     /// A limit that refills continuously, as in 10/s:20: 10 a second, 20 at once; repeatable
     #[arg(long, value_name = "N/PERIOD:BURST", value_parser = bucket)]
     pub(crate) bucket: Vec<Quota>,
+    #[command(flatten)]
+    pub(crate) fleet: FleetArgs,
     /// Most requests on the wire at once, in the whole run; below it concurrency follows the limits
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) concurrency: usize,
@@ -66,7 +69,7 @@ pub(crate) struct Args {
     /// Goes on with the run that wrote OUT; with --from a worker does so anyway
     #[arg(long)]
     pub(crate) resume: bool,
-    /// As --resume, and sends the rows again that failed
+    /// As --resume, and sends the rows again that failed, also those that may have been executed: give them keys
     #[arg(long)]
     pub(crate) retry_failed: bool,
     /// Stops when so many rows have failed
@@ -100,7 +103,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// The client that they describe.
-    pub(crate) fn client(&self) -> Result<Client, String> {
+    pub(crate) fn client(&self, fleet: Option<Fleet>) -> Result<Client, String> {
         let (mut base, mut cap) = (Duration::from_millis(200), Duration::from_secs(20));
         let mut policy = Policy::default();
         if self.base.is_some() || self.cap.is_some() {
@@ -123,6 +126,9 @@ impl Args {
         }
         for quota in self.limit.iter().chain(&self.bucket) {
             builder = builder.quota(quota.clone());
+        }
+        if let Some(fleet) = fleet {
+            builder = builder.fleet(fleet);
         }
         builder.build().map_err(|error| error.to_string())
     }
@@ -151,7 +157,8 @@ impl Args {
         for text in &self.headers {
             let (name, value) = split(text)?;
             let from_env = value.contains("env:");
-            let value = filled(value, |name| std::env::var(name).ok())?;
+            let value = filled(value, |name| std::env::var(name).ok())
+                .map_err(|name| format!("-H: there is no variable {name:?} in the environment"))?;
             // The value may be a secret: only the name is told.
             let mut value =
                 HeaderValue::from_str(&value).map_err(|_no_value| format!("-H {name}: no value of a header"))?;
@@ -176,6 +183,10 @@ impl Args {
             if !quotas.is_empty() {
                 tell(name, list(quotas));
             }
+        }
+        if self.fleet.store.is_some() {
+            // The URL may hold a password.
+            tell("fleet-name", self.fleet.fleet_name.clone());
         }
         tell("concurrency", self.concurrency.to_string());
         tell("max-attempts", self.max_attempts.to_string());
@@ -209,7 +220,9 @@ impl Args {
 /// Name and value of `Name: value`.
 fn split(text: &str) -> Result<(HeaderName, &str), String> {
     let (name, value) = text.split_once(':').ok_or("-H: expected 'Name: value'")?;
-    let parsed = name.trim().parse().map_err(|_no_name| format!("-H: {name:?} is no name of a header"))?;
+    // Of what is no name only the first word: a colon may be missing, and one of the secret's be taken for it.
+    let first = name.split_whitespace().next().unwrap_or_default();
+    let parsed = name.trim().parse().map_err(|_no_name| format!("-H: no header begins with {first:?}"))?;
     Ok((parsed, value.trim()))
 }
 
@@ -218,10 +231,11 @@ fn masked(text: &str) -> Option<String> {
     let (name, value) = split(text).ok()?;
     let plain = ["accept", "accept-language", "content-type", "user-agent"].contains(&name.as_str());
     // A template may mix text and names; text beside a name may be a secret too.
-    let templates: Vec<&str> = value.split_whitespace().filter(|word| word.starts_with("env:")).collect();
-    Some(match (plain, templates.is_empty()) {
+    let names = value.split("env:").skip(1).map(|part| format!("env:{}", variable(part).0));
+    let names: Vec<String> = names.collect();
+    Some(match (plain, names.is_empty()) {
         (true, _) => format!("{name}: {value}"),
-        (false, false) => format!("{name}: … {}", templates.join(" ")),
+        (false, false) => format!("{name}: … {}", names.join(" ")),
         (false, true) => format!("{name}: ***"),
     })
 }
@@ -234,14 +248,18 @@ pub(crate) fn url(text: &str) -> Result<String, String> {
     }
 }
 
-/// Each `env:NAME` replaced.
-fn filled(template: &str, read: impl Fn(&str) -> Option<String>) -> Result<String, String> {
+/// The name of a variable at the start of a text, and what follows it.
+fn variable(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len()))
+}
+
+/// Each `env:NAME` replaced; the error is a name that is not there.
+pub(crate) fn filled(template: &str, read: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let mut parts = template.split("env:");
     let mut filled = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(part.len());
-        let (name, rest) = part.split_at(end);
-        let value = read(name).ok_or_else(|| format!("-H: there is no variable {name:?} in the environment"))?;
+        let (name, rest) = variable(part);
+        let value = read(name).ok_or(name)?;
         filled.push_str(value.trim_end_matches(['\r', '\n']));
         filled.push_str(rest);
     }
@@ -304,5 +322,7 @@ mod tests {
         assert_eq!(masked("Authorization: Bearer abc").unwrap(), "authorization: ***");
         assert_eq!(masked("Authorization: Bearer env:T").unwrap(), "authorization: … env:T");
         assert_eq!(masked("Accept: text/plain").unwrap(), "accept: text/plain");
+        assert_eq!(masked("Cookie: a=env:T;b=abc env:U/abc").unwrap(), "cookie: … env:T env:U");
+        assert!(!split("Authorization Bearer abc:def").unwrap_err().contains("abc"));
     }
 }

@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use abide::bulk::{Bulk, End, Input, Job, Outcome, Run, Source, Stopper};
+use abide::{
+    bulk::{Bulk, End, Input, Job, Outcome, Run, Source, Stopper},
+    fleet::Fleet,
+};
 use futures_core::Stream;
 
 use crate::{
@@ -58,7 +61,8 @@ async fn from_file(args: &Args) -> Result<u8, String> {
         Some(share) => input.sample(share),
         None => input,
     };
-    let (bulk, to_stdout) = bulk(args)?;
+    let fleet = if args.dry_run { None } else { args.fleet.connect().await? };
+    let (bulk, to_stdout) = bulk(args, fleet.clone())?;
     if args.dry_run {
         return dry_run(args, &bulk, input);
     }
@@ -70,11 +74,12 @@ async fn from_file(args: &Args) -> Result<u8, String> {
     if to_stdout {
         out::say(&format!("run {}", run.id()));
     }
-    drive(args, run, &trouble, meter(args)).await
+    drive(args, run, (&trouble, fleet), meter(args)).await
 }
 
 async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
-    let (bulk, to_stdout) = bulk(args)?;
+    let fleet = args.fleet.connect().await?;
+    let (bulk, to_stdout) = bulk(args, fleet.clone())?;
     let meter = meter(args);
     let news = Arc::clone(&meter);
     let source =
@@ -94,7 +99,7 @@ async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
     if to_stdout {
         out::say(&format!("run {}", run.id()));
     }
-    let code = drive(args, run, &trouble, meter).await;
+    let code = drive(args, run, (&trouble, fleet), meter).await;
     let unsettled = ending.await;
     if unsettled > 0 && trouble.get().is_none() {
         out::say(&format!("{unsettled} rows could not be settled at the store: they will be taken over"));
@@ -111,8 +116,8 @@ fn lock(meter: &Mutex<Meter>) -> MutexGuard<'_, Meter> {
 }
 
 /// The run that the options describe, and whether its results go to stdout.
-fn bulk(args: &Args) -> Result<(Bulk, bool), String> {
-    let mut bulk = Bulk::new(args.client()?).concurrency(args.concurrency).stop_on_refused_credentials();
+fn bulk(args: &Args, fleet: Option<Fleet>) -> Result<(Bulk, bool), String> {
+    let mut bulk = Bulk::new(args.client(fleet)?).concurrency(args.concurrency).stop_on_refused_credentials();
     for (name, value) in args.told() {
         bulk = bulk.note(name, value);
     }
@@ -161,7 +166,7 @@ fn dry_run(args: &Args, bulk: &Bulk, input: Input) -> Result<u8, String> {
     let plan = bulk.plan(input.into_rows(), |row| {
         if (args.verbose || shown < 10) && printed.is_ok() {
             shown += 1;
-            printed = serde_json::to_string(&row).map_err(io::Error::from).and_then(|line| out::put(&line));
+            printed = serde_json::to_string(&row).map_err(io::Error::from).and_then(|line| out::put(&out::json(&line)));
         }
     });
     let plan = plan.map_err(|error| error.to_string())?;
@@ -183,9 +188,10 @@ fn dry_run(args: &Args, bulk: &Bulk, input: Input) -> Result<u8, String> {
 async fn drive<S: Stream<Item = Job>>(
     args: &Args,
     mut run: Run<S>,
-    trouble: &OnceLock<io::Error>,
+    (trouble, fleet): (&OnceLock<io::Error>, Option<Fleet>),
     meter: Arc<Mutex<Meter>>,
 ) -> Result<u8, String> {
+    let mut lost = false;
     let signals = Stop::new().map_err(|error| error.to_string())?;
     tokio::spawn(obey(signals, run.stopper(), Arc::clone(&meter)));
     let mut ticks = tokio::time::interval(Duration::from_millis(200));
@@ -193,6 +199,9 @@ async fn drive<S: Stream<Item = Job>>(
     loop {
         let outcome = poll_fn(|cx| {
             while ticks.poll_tick(cx).is_ready() {
+                if let Some(news) = fleet.as_ref().and_then(|fleet| store_news(fleet, &mut lost)) {
+                    lock(&meter).say(news);
+                }
                 lock(&meter).show(&run.progress());
             }
             Pin::new(&mut run).poll_next(cx)
@@ -204,6 +213,16 @@ async fn drive<S: Stream<Item = Job>>(
     }
     lock(&meter).clear();
     finish(args, &run, trouble)
+}
+
+/// One line for each loss of the fleet's store, and for each return.
+fn store_news(fleet: &Fleet, lost: &mut bool) -> Option<&'static str> {
+    let was = std::mem::replace(lost, fleet.is_lost());
+    match (was, *lost) {
+        (false, true) => Some("the fleet's store is away: going on by --on-store-loss"),
+        (true, false) => Some("the fleet's store is back"),
+        _ => None,
+    }
 }
 
 fn named(outcome: &Outcome) -> String {
@@ -237,10 +256,10 @@ fn finish<S>(args: &Args, run: &Run<S>, trouble: &OnceLock<io::Error>) -> Result
     let summary = run.summary();
     if let Some(path) = &args.summary {
         let json = serde_json::to_string(&summary).map_err(|error| error.to_string())?;
-        std::fs::write(path, json + "\n").map_err(|error| format!("{}: {error}", path.display()))?;
+        out::file(path, &(json + "\n"))?;
     }
     if let Some(path) = &args.report {
-        std::fs::write(path, run.report()).map_err(|error| format!("{}: {error}", path.display()))?;
+        out::file(path, &run.report())?;
     }
     out::say(&summary.to_string());
     let hint = match (&args.from, args.results()) {

@@ -11,8 +11,12 @@ mod door;
 #[cfg(test)]
 mod form;
 mod limiter;
+#[cfg(feature = "cli")]
+mod members;
 mod multi;
 mod outcome;
+#[cfg(feature = "cli")]
+mod redis;
 mod stage;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -30,6 +34,9 @@ const FILES: [&str; 2] = [
 
 /// How many cases, or trials of one, run at once.
 const AT_ONCE: usize = 8;
+
+/// How many stores, each with all its processes, run at once.
+const STORES_AT_ONCE: usize = 3;
 
 /// What a case may require: features that abide has.
 const FEATURES: [&str; 9] = [
@@ -65,7 +72,9 @@ fn behaviour_cases_pass() {
     let (limits, calls): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.mode == "limiter");
     let mut results: Vec<(String, Result)> = limits.iter().map(|case| (case.id.clone(), limiter_case(case))).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    results.extend(runtime.block_on(all(calls, Door::Client)));
+    let (stores, calls): (Vec<Case>, Vec<Case>) = calls.into_iter().partition(|case| case.mode == "redis");
+    results.extend(runtime.block_on(all(stores, Door::Client, STORES_AT_ONCE)));
+    results.extend(runtime.block_on(all(calls, Door::Client, AT_ONCE)));
     judge(results);
 }
 
@@ -79,7 +88,7 @@ fn behaviour_cases_pass_through_every_adapter() {
         let expressed = |case: &&Case| case.body::<CallCase>().is_ok_and(|case| door.expresses(&case));
         let cases: Vec<Case> = cases.iter().filter(expressed).cloned().collect();
         println!("{door:?}: {} cases", cases.len());
-        judge(runtime.block_on(all(cases, door)));
+        judge(runtime.block_on(all(cases, door, AT_ONCE)));
     }
 }
 
@@ -100,8 +109,8 @@ fn limiter_case(case: &Case) -> Result {
     judged(case.body().map(|body| limiter::run(&body)))
 }
 
-async fn all(cases: Vec<Case>, door: Door) -> Vec<(String, Result)> {
-    let slots = Arc::new(Semaphore::new(AT_ONCE));
+async fn all(cases: Vec<Case>, door: Door, at_once: usize) -> Vec<(String, Result)> {
+    let slots = Arc::new(Semaphore::new(at_once));
     let mut running = JoinSet::new();
     for case in cases {
         let slots = Arc::clone(&slots);
@@ -137,10 +146,19 @@ async fn one(case: &Case, door: Door, slots: Arc<Semaphore>) -> Result {
             }
             Err(problem) => judged(Err(problem)),
         },
-        // One limit for many processes comes with the fleet, files of rows need the command line.
-        "redis" => Result::Elsewhere(case.mode.clone()),
+        #[cfg(feature = "cli")]
+        "redis" if crate::support::redis::skip() => Result::Elsewhere(case.mode.clone()),
+        #[cfg(feature = "cli")]
+        "redis" => match case.body() {
+            Ok(body) => {
+                let _slot = slots.acquire_owned().await;
+                judged(Ok(Box::pin(redis::run(body)).await))
+            }
+            Err(problem) => judged(Err(problem)),
+        },
+        // They need the command line, and the fleet.
         #[cfg(not(feature = "cli"))]
-        "bulk" => Result::Elsewhere(case.mode.clone()),
+        "bulk" | "redis" => Result::Elsewhere(case.mode.clone()),
         other => Result::Failed(vec![format!("no mode {other:?}")]),
     }
 }

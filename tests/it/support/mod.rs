@@ -1,11 +1,20 @@
 //! What the integration tests share: the clock they may read and the scripted test network.
 
+pub(crate) mod chaos;
 pub(crate) mod clock;
+#[cfg(feature = "cli")]
+pub(crate) mod crew;
 pub(crate) mod http1;
 pub(crate) mod http2;
 #[cfg(feature = "cli")]
 pub(crate) mod job;
 pub(crate) mod net;
+#[cfg(feature = "bulk")]
+pub(crate) mod planted;
+#[cfg(feature = "cli")]
+pub(crate) mod proxy;
+#[cfg(target_os = "linux")]
+pub(crate) mod raw;
 pub(crate) mod record;
 #[cfg(feature = "cli")]
 pub(crate) mod redis;

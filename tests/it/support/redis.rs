@@ -62,11 +62,18 @@ impl Redis {
 
     /// A cluster of so many masters.
     pub(crate) async fn cluster(masters: u16) -> Self {
+        Self::cluster_behind(&vec![None; masters.into()]).await
+    }
+
+    /// A cluster of as many masters, which name these ports as theirs.
+    pub(crate) async fn cluster_behind(ports: &[Option<u16>]) -> Self {
+        let masters = u16::try_from(ports.len()).unwrap();
         let folder = Folder::new();
         let mut nodes = Vec::new();
-        for number in 0..masters {
-            let bus = free_port().to_string();
+        for (number, shown) in ports.iter().enumerate() {
+            let (bus, shown) = (free_port().to_string(), shown.unwrap_or_default().to_string());
             let mut options = vec!["--save", "", "--appendonly", "no", "--cluster-enabled", "yes"];
+            options.extend(["--cluster-announce-port", &shown]);
             options.extend(["--cluster-node-timeout", "5000", "--cluster-port", &bus]);
             nodes.push(Node::start(&folder, &format!("node-{number}"), &options).await);
         }
@@ -90,11 +97,14 @@ impl Redis {
 
     /// A master of the name `main`, and a sentinel that knows it.
     pub(crate) async fn sentinel() -> Self {
+        Self::sentinel_before(|port| port).await
+    }
+
+    /// As [`sentinel`](Self::sentinel); the sentinel knows the master by another port, which leads to its own.
+    pub(crate) async fn sentinel_before(port: impl FnOnce(u16) -> u16) -> Self {
         let mut redis = Self::standalone().await;
-        let watch = format!(
-            "sentinel monitor main 127.0.0.1 {} 1\nsentinel down-after-milliseconds main 2000\n",
-            redis.nodes[0].port
-        );
+        let port = port(redis.nodes[0].port);
+        let watch = format!("sentinel monitor main 127.0.0.1 {port} 1\nsentinel down-after-milliseconds main 2000\n");
         let file = redis._folder.write("sentinel.conf", watch);
         redis.sentinel = Some(Node::start(&redis._folder, "sentinel", &[&file.to_string_lossy(), "--sentinel"]).await);
         redis
@@ -145,6 +155,27 @@ impl Redis {
     /// SIGCONT.
     pub(crate) fn resume(&self) {
         self.nodes.iter().for_each(|node| node.signal("CONT"));
+    }
+
+    /// All keys of all servers, and how many milliseconds each has to live: −1 for ever.
+    pub(crate) fn keys(&self) -> Vec<(String, i64)> {
+        let mut all = Vec::new();
+        for node in &self.nodes {
+            let keys = node.ask(&["KEYS", "*"]).unwrap();
+            for key in keys.lines() {
+                let ttl: i64 = node.ask(&["PTTL", key]).unwrap().parse().unwrap();
+                // One that has gone meanwhile is none.
+                if ttl != -2 {
+                    all.push((key.to_owned(), ttl));
+                }
+            }
+        }
+        all
+    }
+
+    /// What a command comes to at every server, lists as lines.
+    pub(crate) fn cli_each(&self, words: &[&str]) -> Vec<String> {
+        self.nodes.iter().map(|node| node.ask(words).unwrap()).collect()
     }
 
     /// What a command comes to, lists as lines; in a cluster at whichever node has the key.

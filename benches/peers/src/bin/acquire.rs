@@ -1,12 +1,6 @@
 //! The limiter alone: a permit taken, committed and dropped; many waiters; many keys; precision at a high rate.
 //!
-//! `cargo bench --features testing --bench acquire`
-#![expect(
-    clippy::print_stdout,
-    clippy::disallowed_methods,
-    clippy::unwrap_used,
-    reason = "a bench prints, and keeps time"
-)]
+//! `cargo run --release --manifest-path benches/peers/Cargo.toml --bin acquire`
 
 use std::{
     num::NonZeroU32,

@@ -1,0 +1,93 @@
+//! One thing, so many times, to be counted by callgrind: see `scripts/instructions`.
+//!
+//! `instructions WHAT N [URL]`
+
+use std::{
+    future::ready,
+    hint::black_box,
+    num::NonZeroU32,
+    time::{Duration, SystemTime},
+};
+
+use abide::{
+    Key, Limiter, Quota, headers,
+    http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode},
+};
+use abide_peers::Peer;
+
+const PLAIN: [(&str, &str); 12] = [
+    ("date", "Mon, 21 Sep 2026 14:13:20 GMT"),
+    ("content-type", "application/json; charset=utf-8"),
+    ("content-length", "2012"),
+    ("connection", "keep-alive"),
+    ("server", "nginx"),
+    ("cache-control", "private, max-age=60, s-maxage=60"),
+    ("vary", "Accept, Authorization, Cookie"),
+    ("etag", "W/\"a3f5c7d9e1\""),
+    ("x-request-id", "8e03978e-40d5-43e8-bc93-6894a57f9324"),
+    ("strict-transport-security", "max-age=31536000; includeSubdomains; preload"),
+    ("x-frame-options", "deny"),
+    ("x-content-type-options", "nosniff"),
+];
+
+const TRIO: [(&str, &str); 3] =
+    [("x-ratelimit-limit", "5000"), ("x-ratelimit-remaining", "4920"), ("x-ratelimit-reset", "1790003600")];
+
+const DRAFT_11: [(&str, &str); 2] =
+    [("ratelimit-policy", "\"default\";q=100;w=60"), ("ratelimit", "\"default\";r=50;t=30")];
+
+fn main() -> std::io::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [what, more @ ..] = arguments.as_slice() else { return Ok(()) };
+    let times: u32 = more.first().and_then(|times| times.parse().ok()).unwrap_or(1);
+    match what.as_str() {
+        "server" => abide_peers::serve()?,
+        "bucket" => acquire(Quota::bucket(1_000_000_000, Duration::from_secs(1)), times),
+        "window" => acquire(Quota::per_second(u32::MAX), times),
+        "governor" => {
+            let governor = governor::RateLimiter::keyed(governor::Quota::per_second(NonZeroU32::MAX));
+            (0..times).for_each(|_| drop(black_box(governor.check_key(&"key"))));
+        }
+        "plain" => read(&[], times),
+        "trio" => read(&TRIO, times),
+        "draft-11" => read(&DRAFT_11, times),
+        "memory" => tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(memory(times)),
+        peer => {
+            let url = more.get(1).map_or("", String::as_str);
+            tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(calls(peer, times, url));
+        }
+    }
+    Ok(())
+}
+
+fn acquire(quota: Quota, times: u32) {
+    let limiter = Limiter::builder().quota(quota).build().expect("a good quota");
+    let key = Key::from("key");
+    (0..times).for_each(|_| limiter.try_acquire(&key, 1).expect("there is room").commit());
+}
+
+fn read(more: &[(&'static str, &'static str)], times: u32) {
+    let lines = PLAIN.iter().chain(more);
+    let head: HeaderMap =
+        lines.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect();
+    let received = SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000);
+    for _ in 0..times {
+        black_box(headers::read(StatusCode::OK, black_box(&head), None, received));
+    }
+}
+
+/// Whole calls without a wire.
+async fn memory(times: u32) {
+    let client = abide::Client::builder().transport(|_| ready(Ok(Response::new("").into()))).build();
+    let client = client.expect("the defaults are valid");
+    for _ in 0..times {
+        let _ = client.get("https://api.example.com/v1/things?page=1").send().await;
+    }
+}
+
+async fn calls(name: &str, times: u32, url: &str) {
+    let mut peer = Peer::of(name).unwrap_or_else(|| panic!("no client is called {name:?}"));
+    for _ in 0..times {
+        peer.get(url).await;
+    }
+}

@@ -1,0 +1,580 @@
+//! One limit for several fleets of one store, against a real redis-server: what they share, and what becomes of it when
+//! the store, its memory, a runtime or a fleet goes.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use abide::{
+    Client, Key, Limiter, LimiterBuilder, Permit, Quota, Refused, Unit,
+    fleet::{Fleet, FleetBuilder, StoreLoss},
+    headers::{Hints, QuotaHint},
+    testing::{Algorithm, Server},
+};
+use tokio::{runtime, task::JoinSet, time::Instant};
+
+use crate::support::{
+    clock::{self, ms},
+    is_long,
+    redis::{Redis, skip},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A store's answer may take so long on a machine that is busy.
+const PATIENT: Duration = Duration::from_millis(500);
+
+/// Instants at which permits were committed, and how many units.
+#[derive(Clone, Debug, Default)]
+struct Starts(Arc<Mutex<Vec<(Instant, u32)>>>);
+
+impl Starts {
+    fn commit(&self, permit: &mut Permit, units: u32) {
+        permit.commit();
+        self.0.lock().unwrap().push((clock::now(), units));
+    }
+
+    fn units(&self, from: Instant, to: Instant) -> u32 {
+        self.0.lock().unwrap().iter().filter(|(at, _)| (from..to).contains(at)).map(|(_, units)| units).sum()
+    }
+
+    /// The most units in any closed window.
+    fn most(&self, window: Duration) -> u32 {
+        let mut starts = self.0.lock().unwrap().clone();
+        starts.sort_unstable();
+        let (mut first, mut sum, mut most) = (0, 0, 0);
+        for (at, units) in &starts {
+            sum += units;
+            while *at - starts[first].0 > window {
+                sum -= starts[first].1;
+                first += 1;
+            }
+            most = most.max(sum);
+        }
+        most
+    }
+}
+
+fn key() -> Key {
+    Key::from("key")
+}
+
+fn fleet(redis: &Redis) -> FleetBuilder {
+    Fleet::redis(redis.url()).timeout(PATIENT)
+}
+
+async fn limiter(fleet: FleetBuilder, quotas: impl IntoIterator<Item = Quota>) -> Limiter {
+    let builder = Limiter::builder().fleet(fleet.connect().await.unwrap());
+    quotas.into_iter().fold(builder, LimiterBuilder::quota).build().unwrap()
+}
+
+async fn member(redis: &Redis, quota: Quota) -> Limiter {
+    limiter(fleet(redis), [quota]).await
+}
+
+/// So many calls at a time, each as soon as it may, until the end.
+fn drive(calls: &mut JoinSet<()>, limiter: &Limiter, (workers, cost): (usize, u32), until: Instant, starts: &Starts) {
+    for _ in 0..workers {
+        let (limiter, starts) = (limiter.clone(), starts.clone());
+        calls.spawn(async move {
+            while clock::now() < until {
+                match limiter.acquire(&key(), cost, Some(until)).await {
+                    Ok(mut permit) => starts.commit(&mut permit, cost),
+                    Err(_) => clock::sleep(ms(5)).await,
+                }
+            }
+        });
+    }
+}
+
+async fn acquire(limiter: &Limiter, key: &Key, patience: Duration) -> Result<Permit, Refused> {
+    limiter.acquire(key, 1, Some(clock::now() + patience)).await
+}
+
+/// Waits until it is so.
+async fn until(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) -> Duration {
+    let began = clock::now();
+    while !is_so() {
+        assert!(clock::now() < began + patience, "not within {patience:?}: {what}");
+        clock::sleep(ms(2)).await;
+    }
+    clock::now() - began
+}
+
+/// Connections other than that which asks.
+fn connections(redis: &Redis) -> usize {
+    redis.cli(&["CLIENT", "LIST", "TYPE", "normal"]).lines().count() - 1
+}
+
+/// A second, but for what a busy machine may spread two instants by.
+const NEARLY: Duration = Duration::from_millis(980);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_members_keep_one_window() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let starts = Starts::default();
+    let (began, mut calls) = (clock::now(), JoinSet::new());
+    for _ in 0..4 {
+        let limiter = member(&redis, Quota::per_second(100)).await;
+        drive(&mut calls, &limiter, (16, 1), began + 5 * SECOND, &starts);
+    }
+    calls.join_all().await;
+    let (most, steady) = (starts.most(NEARLY), starts.units(began + 2 * SECOND, began + 5 * SECOND));
+    println!("most in a second {most}, {steady} of 300 in the last 3 s");
+    assert!(most <= 100, "{most}");
+    assert!(steady >= 250, "{steady} of 300");
+}
+
+/// A call each 5 ms.
+async fn be_busy(limiter: &Limiter, key: &Key, until: Instant) {
+    while clock::now() < until {
+        acquire(limiter, key, SECOND).await.unwrap().commit();
+        clock::sleep(ms(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_of_one_holds_all() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let quotas = [None, Some(Quota::per_second(100)), Some(Quota::bucket(50, SECOND).burst(10))];
+    for quota in quotas {
+        let (one, other) = (limiter(fleet(&redis), quota.clone()).await, limiter(fleet(&redis), quota.clone()).await);
+        let key = Key::from(format!("{quota:?}"));
+        // Both make calls: the one that is told last is busy.
+        let told = clock::now() + ms(400);
+        let mut last = None;
+        let mut calls = JoinSet::new();
+        {
+            let one = one.clone();
+            calls.spawn(async move {
+                be_busy(&one, &key, told).await;
+                let mut hints = Hints::default();
+                hints.refused = true;
+                hints.retry_after = Some(ms(1_500));
+                one.observe(&key, &hints);
+            });
+        }
+        let first_after = loop {
+            let Ok(mut permit) = acquire(&other, &key, 4 * SECOND).await else { panic!("refused") };
+            permit.commit();
+            let now = clock::now();
+            if now > told + SECOND {
+                break now;
+            }
+            last = Some(now);
+            clock::sleep(ms(2)).await;
+        };
+        calls.join_all().await;
+        let (heard, held) = (last.unwrap().saturating_duration_since(told), first_after - told);
+        println!("{quota:?}: the other stops after {heard:?} and goes on after {held:?}");
+        // A lease and 100 ms, and what a busy machine adds.
+        assert!(heard <= ms(200) + ms(150), "{heard:?}");
+        assert!(held >= ms(1_499) && held < ms(2_500), "{held:?}");
+    }
+}
+
+fn told(name: &str, limit: u32, window: Duration, remaining: u32) -> Hints {
+    let (mut hints, mut quota) = (Hints::default(), QuotaHint::default());
+    (quota.name, quota.limit, quota.window) = (Some(name.into()), Some(limit.into()), Some(window));
+    (quota.remaining, quota.reset_after) = (Some(remaining.into()), Some(window));
+    hints.quotas.push(quota);
+    hints
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_learned_quota_reaches_those_who_never_heard_it() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let (one, other) = (limiter(fleet(&redis), None).await, limiter(fleet(&redis), None).await);
+    let mut permit = acquire(&one, &key(), SECOND).await.unwrap();
+    permit.commit();
+    permit.observe(&told("day", 50, SECOND, 49));
+    let quotas = |limiter: &Limiter| limiter.snapshot(&key()).map_or(0, |snapshot| snapshot.left.len());
+    // It makes calls, and hears nothing of a server.
+    let began = clock::now();
+    while quotas(&other) == 0 {
+        assert!(clock::now() < began + SECOND, "nothing is known");
+        let _ = acquire(&one, &key(), SECOND).await.map(|mut permit| permit.commit());
+        acquire(&other, &key(), SECOND).await.unwrap().commit();
+        clock::sleep(ms(10)).await;
+    }
+    println!("known after {:?}", clock::now() - began);
+    let (starts, from, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+    drive(&mut calls, &other, (64, 1), from + 3 * SECOND, &starts);
+    calls.join_all().await;
+    let most = starts.most(NEARLY);
+    println!("most {most}, {} in 3 s", starts.units(from, from + 3 * SECOND));
+    assert!(most <= 49 && starts.units(from + SECOND, from + 3 * SECOND) >= 75);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_refuses_and_open_lets_out_while_the_store_is_away() {
+    if skip() {
+        return;
+    }
+    let mut redis = Redis::standalone().await;
+    let quota = || Quota::per_second(20);
+    let closed = limiter(fleet(&redis).on_store_loss(StoreLoss::Closed), [quota()]).await;
+    let open = limiter(fleet(&redis).on_store_loss(StoreLoss::Open), [quota()]).await;
+    for limiter in [&closed, &open] {
+        acquire(limiter, &key(), SECOND).await.unwrap().commit();
+    }
+    redis.kill();
+    let refused = loop {
+        match acquire(&closed, &key(), 5 * SECOND).await {
+            Ok(mut permit) => permit.commit(),
+            Err(refused) => break refused,
+        }
+    };
+    assert!(refused.is_store_lost() && !refused.is_never() && !refused.is_deadline(), "{refused}");
+    // The next attempt to reach the store.
+    assert!(refused.retry_at().unwrap() <= clock::now() + 2 * SECOND);
+    assert!(closed.try_acquire(&key(), 1).unwrap_err().is_store_lost());
+    let began = clock::now();
+    for _ in 0..300 {
+        acquire(&open, &key(), 5 * SECOND).await.unwrap().commit();
+    }
+    assert!(clock::now() - began < SECOND, "{:?} for 300", clock::now() - began);
+    // What is asked for by the server still holds.
+    open.pause(&key(), clock::now() + 3_600 * SECOND);
+    assert!(acquire(&open, &key(), SECOND).await.unwrap_err().is_deadline());
+    redis.start().await;
+    let back = until("closed goes on", 10 * SECOND, || closed.try_acquire(&Key::from("new"), 1).is_ok()).await;
+    println!("{back:?} after the store's return");
+    // The pause that was told meanwhile reaches the others.
+    until("the pause is told", 5 * SECOND, || {
+        closed.snapshot(&key()).unwrap().paused_until.is_some() || {
+            drop(closed.try_acquire(&key(), 1));
+            false
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limiters_outlive_the_runtime_of_their_fleet() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    for (on_loss, least) in [(StoreLoss::LiveShare, 40), (StoreLoss::LocalShare(2), 20), (StoreLoss::Open, 500)] {
+        let url = redis.url();
+        let (far, limiter) = tokio::task::spawn_blocking(move || {
+            let far = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let fleet = Fleet::redis(url).timeout(PATIENT).on_store_loss(on_loss);
+            let limiter = far.block_on(limiter(fleet, [Quota::bucket(100, SECOND).burst(20)]));
+            (far, limiter)
+        })
+        .await
+        .unwrap();
+        acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+        // Some wait while it goes.
+        let (starts, from, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+        drive(&mut calls, &limiter, (32, 1), from + 2 * SECOND, &starts);
+        clock::sleep(ms(300)).await;
+        far.shutdown_background();
+        calls.join_all().await;
+        let after = starts.units(from + SECOND, from + 2 * SECOND);
+        println!("{on_loss:?}: {after} in the second after");
+        assert!(after >= least, "{on_loss:?}: {after}");
+        assert!(on_loss == StoreLoss::Open || after <= 105, "{on_loss:?}: {after}");
+    }
+    until("connections are closed", 5 * SECOND, || connections(&redis) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_task_and_its_connection_end_with_the_last_user() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let near = runtime::Handle::current().metrics();
+    let tasks = near.num_alive_tasks();
+    let fleet = fleet(&redis).connect().await.unwrap();
+    let limiter = Limiter::builder().quota(Quota::per_second(10)).fleet(fleet.clone()).build().unwrap();
+    drop(fleet);
+    // The limiter still uses it, …
+    acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+    assert_eq!(connections(&redis), 1);
+    let permit = acquire(&limiter, &key(), SECOND).await.unwrap();
+    let waiting = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire(&key(), 10, None).await.map(drop) }
+    });
+    clock::sleep(ms(50)).await;
+    waiting.abort();
+    let _ = waiting.await;
+    drop((limiter, permit));
+    // … and then nobody.
+    until("the connection is closed", 5 * SECOND, || connections(&redis) == 0).await;
+    until("no task is left", 5 * SECOND, || near.num_alive_tasks() <= tasks).await;
+    assert_eq!(redis.cli(&["GET", "none"]), "(nil)");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_credential_is_in_the_store() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let server = Server::builder().limit(Quota::per_second(50)).algorithm(Algorithm::SlidingLog).start().await.unwrap();
+    let fleet = fleet(&redis).name("crawler").connect().await.unwrap();
+    assert!(!format!("{fleet:?}").contains("s3cret"));
+    let client = Client::builder().quota(Quota::per_second(40)).fleet(fleet).build().unwrap();
+    for call in 0..20 {
+        let call = client.get(format!("{}/s3cret-path?token=s3cret-query-{call}", server.url()));
+        let call =
+            call.bearer_auth("s3cret-bearer").header("x-api-key", "s3cret-key").header("cookie", "id=s3cret-cookie");
+        assert!(call.send().await.unwrap().status().is_success());
+    }
+    let call = client.get(server.url()).key("s3cret-of-the-caller");
+    assert!(call.send().await.unwrap().status().is_success());
+    clock::sleep(ms(200)).await;
+    let keys = redis.keys();
+    assert_eq!(keys.len(), 4, "a state and members, of two keys: {keys:?}");
+    for (name, _) in &keys {
+        let value = match redis.cli(&["TYPE", name]).as_str() {
+            "string" => redis.cli(&["GET", name]),
+            _ => redis.cli(&["ZRANGE", name, "0", "-1"]),
+        };
+        assert!(!value.is_empty() && name.starts_with("crawler:"), "{name}: {value}");
+        for text in [name, &value] {
+            assert!(!text.contains("s3cret") && !text.contains("127.0.0.1"), "{name}: {value}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_limiters_with_two_quotas_on_one_key_keep_both() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    // Of different windows: each its own. Of one window: the stricter one may win, never more than the larger.
+    let (minute, second) = (Quota::window(30, ms(2_000)), Quota::window(20, SECOND));
+    let both = limiter(fleet(&redis), [minute, second.clone()]).await;
+    let one = member(&redis, second).await;
+    let (starts, of_both, began, mut calls) = (Starts::default(), Starts::default(), clock::now(), JoinSet::new());
+    drive(&mut calls, &both, (4, 1), began + 5 * SECOND, &of_both);
+    drive(&mut calls, &one, (4, 1), began + 5 * SECOND, &starts);
+    calls.join_all().await;
+    let own = of_both.most(ms(1_980));
+    starts.0.lock().unwrap().extend(of_both.0.lock().unwrap().iter());
+    let (most, all) = (starts.most(NEARLY), starts.units(began, began + 5 * SECOND));
+    println!("both {}, most in 2 s {own}; all {all}, most in 1 s {most}", of_both.units(began, began + 5 * SECOND));
+    assert!(own <= 30 && most <= 20, "{own} {most}");
+    assert!(all >= 75 && of_both.units(began, began + 5 * SECOND) >= 15);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn costs_above_one_and_units_are_shared() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+    for cost in [1, 3, 7, 40] {
+        let limiter = member(&redis, Quota::per_second(100)).await;
+        drive(&mut calls, &limiter, (2, cost), began + 6 * SECOND, &starts);
+    }
+    calls.join_all().await;
+    let (most, steady) = (starts.most(NEARLY), starts.units(began + 2 * SECOND, began + 6 * SECOND));
+    let heavy = starts.0.lock().unwrap().iter().filter(|(_, units)| *units == 40).count();
+    println!("most {most}, {steady} of 400, {heavy} of 40");
+    assert!(most <= 100 && steady >= 300, "{most}, {steady}");
+    assert!(heavy >= 1, "a heavy call starves");
+    let never = member(&redis, Quota::per_second(100)).await.try_acquire(&key(), 101).unwrap_err();
+    assert!(never.is_never());
+    // Tokens and requests: both hold, of all processes.
+    let quotas = || [Quota::per_second(1_000), Quota::window(500, SECOND).unit(Unit::Tokens)];
+    let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+    for _ in 0..3 {
+        let (limiter, starts) = (limiter(fleet(&redis), quotas()).await, starts.clone());
+        calls.spawn(async move {
+            let (key, units) = (Key::from("tokens"), [(Unit::Requests, 1), (Unit::Tokens, 50)]);
+            while let Ok(mut permit) = limiter.acquire_units(&key, &units, Some(began + 3 * SECOND)).await {
+                starts.commit(&mut permit, 50);
+            }
+        });
+    }
+    calls.join_all().await;
+    let (most, all) = (starts.most(NEARLY), starts.units(began, began + 3 * SECOND));
+    println!("tokens: most {most}, {all} of 1500");
+    assert!(most <= 500 && all >= 1_000, "{most}, {all}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settled_costs_are_the_fleets() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let quota = || Quota::window(100, 2 * SECOND);
+    let (one, other) = (member(&redis, quota()).await, member(&redis, quota()).await);
+    // Down: what was not used is the other's.
+    let mut permit = one.acquire(&key(), 100, None).await.unwrap();
+    permit.commit();
+    permit.settle(10);
+    drop(permit);
+    let began = clock::now();
+    let deadline = Some(began + ms(1_500));
+    let mut permit = other.acquire(&key(), 60, deadline).await.expect("90 are free");
+    println!("after {:?}", clock::now() - began);
+    permit.commit();
+    // Up: what was used more is nobody's.
+    permit.settle(120);
+    drop(permit);
+    let refused = one.acquire(&key(), 50, Some(clock::now() + ms(900))).await;
+    assert!(refused.is_err_and(|refused| refused.is_deadline()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_tries_and_does_not_wait_is_served_next_time() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let limiters = [member(&redis, Quota::per_second(50)).await, member(&redis, Quota::per_second(50)).await];
+    let (starts, began) = (Starts::default(), clock::now());
+    while clock::now() < began + 4 * SECOND {
+        for limiter in &limiters {
+            match limiter.try_acquire(&key(), 1) {
+                Ok(mut permit) => starts.commit(&mut permit, 1),
+                Err(refused) => assert!(!refused.is_never() && !refused.is_full(), "{refused}"),
+            }
+        }
+        clock::sleep(ms(4)).await;
+    }
+    let (most, steady) = (starts.most(NEARLY), starts.units(began + SECOND, began + 4 * SECOND));
+    println!("most {most}, {steady} of 150");
+    assert!(most <= 50 && steady >= 110, "{most}, {steady}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cost_above_the_share_waits_for_the_store() {
+    if skip() {
+        return;
+    }
+    let mut redis = Redis::standalone().await;
+    let limiter = limiter(fleet(&redis).on_store_loss(StoreLoss::LocalShare(10)), [Quota::per_second(100)]).await;
+    acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+    redis.kill();
+    until("the loss is noticed", 5 * SECOND, || {
+        limiter.try_acquire(&Key::from("other"), 11).is_err_and(|r| !r.is_never())
+    })
+    .await;
+    clock::sleep(ms(300)).await;
+    let waiting = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire(&key(), 40, Some(clock::now() + 20 * SECOND)).await.map(|mut p| p.commit()) }
+    });
+    clock::sleep(ms(2_500)).await;
+    assert!(!waiting.is_finished(), "40 of a share of 10");
+    redis.start().await;
+    let back = clock::now();
+    waiting.await.unwrap().unwrap();
+    println!("granted {:?} after the return", clock::now() - back);
+    assert!(clock::now() - back < 5 * SECOND);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_keys_at_once() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let count = if is_long() { 5_000 } else { 1_000 };
+    let quota = Quota::bucket(1, SECOND).burst(2);
+    let limiter = limiter(fleet(&redis).timeout(10 * SECOND), [quota]).await;
+    let (began, mut calls) = (clock::now(), JoinSet::new());
+    for number in 0..count {
+        let limiter = limiter.clone();
+        calls.spawn(async move {
+            acquire(&limiter, &Key::from(format!("{number}")), 30 * SECOND).await.map(|mut p| p.commit())
+        });
+    }
+    let refused: Vec<Refused> = calls.join_all().await.into_iter().filter_map(Result::err).collect();
+    assert!(refused.is_empty(), "{} after {:?}: {}", refused.len(), clock::now() - began, refused[0]);
+    let (took, tracked) = (clock::now() - began, limiter.tracked_keys());
+    let info = redis.cli(&["INFO", "commandstats"]);
+    let script = info.lines().find(|line| line.contains("cmdstat_evalsha:")).unwrap_or_default();
+    println!("{count} keys in {took:?}, {} in the store, {script}", redis.keys().len());
+    assert_eq!(tracked, count);
+    // A lease, the refill of the burst, and what the sweep of keys adds: then nobody knows them any more.
+    let gone = until("keys are forgotten", 30 * SECOND, || limiter.tracked_keys() == 0).await;
+    println!("forgotten after {gone:?}");
+    until("the store forgets them", 30 * SECOND, || redis.cli(&["DBSIZE"]) == "0").await;
+}
+
+/// The store loses its memory, and nobody tells: the next exchange does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_forgets_costs_a_lease() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+    for _ in 0..4 {
+        let limiter = member(&redis, Quota::per_second(100)).await;
+        drive(&mut calls, &limiter, (16, 1), began + 7 * SECOND, &starts);
+    }
+    for at in [2_500, 4_500] {
+        clock::sleep_until(began + ms(at)).await;
+        redis.cli(&["FLUSHALL"]);
+    }
+    calls.join_all().await;
+    let (most, all) = (starts.most(NEARLY), starts.units(began + SECOND, began + 7 * SECOND));
+    println!("most {most}, {all} of 600");
+    // The limit, and a lease of each that the store knew nothing of.
+    assert!(most <= 100 + 4 * 8, "{most}");
+    assert!(all >= 350, "{all} of 600");
+}
+
+/// A store that is short of memory drops keys as it likes.
+#[tokio::test(flavor = "multi_thread")]
+async fn evictions_cost_a_lease() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+    let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+    for _ in 0..3 {
+        let limiter = member(&redis, Quota::per_second(100)).await;
+        drive(&mut calls, &limiter, (8, 1), began + 5 * SECOND, &starts);
+    }
+    clock::sleep(ms(2_000)).await;
+    // Below what it uses: all that can go goes, again and again; then writes are refused.
+    redis.cli(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    clock::sleep(ms(500)).await;
+    let evicted = redis.cli(&["INFO", "stats"]);
+    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    calls.join_all().await;
+    let (most, after) = (starts.most(NEARLY), starts.units(began + ms(3_500), began + 5 * SECOND));
+    let evicted = evicted.lines().find(|line| line.starts_with("evicted_keys")).unwrap_or_default().to_owned();
+    println!("most {most}, {after} of 150 in the end, {evicted}");
+    assert!(most <= 100 + 3 * 10, "{most}");
+    assert!(after >= 80, "{after} of 150");
+}
+
+/// Clocks of processes may differ as they like: nothing of the fleet and of the limits names the wall clock.
+#[test]
+fn a_fleet_reads_no_wall_clock() {
+    for folder in ["src/fleet", "src/limit"] {
+        for entry in std::fs::read_dir(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            let names = ["SystemTime", "clock::wall", "UNIX_EPOCH"].iter().find(|name| text.contains(**name));
+            assert!(names.is_none(), "{}: {names:?}", path.display());
+        }
+    }
+}
