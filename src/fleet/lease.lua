@@ -101,6 +101,12 @@ end
 
 -- Books `units` that go out, or went out, at `when`.
 local function book(line, units, when)
+  if line.kind == 0 and units > 0 then
+    -- A unit may be sent a lease later than it is booked: what comes back meanwhile is kept free in the burst, so that
+    -- the sends of any span t are at most burst + refill * t / per, as if each had been booked when it was sent.
+    local kept = math.max(1, line.burst - line.refill * line.lease / line.per)
+    line.level = math.min(line.level, kept * line.per)
+  end
   line.level = line.level - units * line.per
   if line.kind == 0 or units == 0 then return 0 end
   line.used = line.used + units

@@ -236,3 +236,42 @@ fn what_is_owed_is_no_debt_of_a_window() {
     assert!((1..=10).contains(&units), "{units}");
     assert_eq!(script.call(vec![line(&quota, 1_024_000)], 5_540_000).granted[0].left, 60 - units);
 }
+
+/// However late what was granted is sent: in any span t no more than burst + n·t/per. A burst of less than what comes back
+/// during a lease, and one unit, is beyond that.
+#[test]
+fn a_bucket_holds_though_its_leases_are_sent_late() {
+    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
+        return;
+    }
+    let (_server, connection) = Server::start();
+    let connection = std::cell::RefCell::new(connection);
+    let settings = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) };
+    let step = (0u64..150_000, 1u64..6);
+    let given = (1u32..60, 3u32..40, proptest::collection::vec(step, 1..60));
+    let outcome = proptest::test_runner::TestRunner::new(settings).run(&given, |(n, burst, steps)| {
+        let quota = Quota::bucket(n, Duration::from_secs(1)).burst(burst);
+        let terms = Terms::of(&quota, 0);
+        prop_assume!(f64::from(burst) - f64::from(n) * terms.lease as f64 / 1e6 >= 1.0);
+        let mut connection = connection.borrow_mut();
+        let mut script = Script::new(&mut connection);
+        let (mut now, mut granted) = (1_000_000, Vec::<(u64, u64)>::new());
+        for (dt, want) in steps {
+            now += dt;
+            let asked = Line { terms: terms.clone(), want, need: 1, ..line(&quota, 0) };
+            granted.push((now, script.call(vec![asked], now).granted[0].units));
+        }
+        // The worst: all of a span's first lease is sent at its end.
+        for (first, (from, _)) in granted.iter().enumerate() {
+            let mut sum = 0;
+            for (at, units) in &granted[first..] {
+                sum += units;
+                let span = (at - from).saturating_sub(terms.lease) as f64 / 1e6;
+                let most = f64::from(burst) + f64::from(n) * span;
+                prop_assert!(sum as f64 <= most + 1e-6, "{sum} in {span} s: {quota:?}");
+            }
+        }
+        Ok(())
+    });
+    outcome.unwrap();
+}
