@@ -578,6 +578,88 @@ async fn evictions_cost_a_lease() {
     assert!(f64::from(after) >= stalls.least(80.0), "{after} of 150");
 }
 
+/// What the store has noted lies an hour ahead of its clock now.
+const AN_HOUR_BACK: &str = "
+local hour, state = 3600000000, cmsgpack.unpack(redis.call('GET', KEYS[1]))
+state.last = state.last + hour
+for _, line in pairs(state.quotas) do
+  line.at, line.heard, line.others_at = line.at + hour, line.heard + hour, line.others_at + hour
+  for i = 1, #line.slices, 2 do line.slices[i] = line.slices[i] + hour end
+end
+redis.call('SET', KEYS[1], cmsgpack.pack(state), 'KEEPTTL')
+local members = redis.call('ZRANGE', KEYS[2], 0, -1)
+for _, member in ipairs(members) do redis.call('ZINCRBY', KEYS[2], hour, member) end
+return #members";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_goes_back_changes_nothing() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
+    let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+    for _ in 0..3 {
+        let limiter = member(&redis, Quota::per_second(100)).await;
+        drive(&mut calls, &limiter, (8, 1), began + 6 * SECOND, &starts);
+    }
+    clock::sleep(ms(2_500)).await;
+    let keys: Vec<String> = redis.keys().into_iter().map(|(key, _)| key).collect();
+    let state = keys.iter().find(|key| !key.ends_with(":members")).unwrap();
+    assert_eq!(redis.cli(&["EVAL", AN_HOUR_BACK, "2", state, &format!("{state}:members")]), "3");
+    let back = clock::now();
+    calls.join_all().await;
+    let (most, after) = (starts.most(stalls.nearly(SECOND)), starts.units(back + ms(100), back + ms(3_100)));
+    println!("most {most}, {after} of 300 after the step");
+    assert!(most <= 100 + 8, "{most}");
+    assert!(f64::from(after) >= stalls.least(240.0), "{after} of 300");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fleets_of_other_names_share_nothing() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let (one, other) = (fleet(&redis).name("one"), fleet(&redis).name("other"));
+    for fleet in [one, other] {
+        let limiter = limiter(fleet, [Quota::window(10, 60 * SECOND).burst(10)]).await;
+        for _ in 0..10 {
+            acquire(&limiter, &key(), 5 * SECOND).await.unwrap().commit();
+        }
+        assert!(acquire(&limiter, &key(), ms(200)).await.unwrap_err().is_deadline());
+    }
+}
+
+/// What the store keeps of one key: bytes, of a busy window, of its members and of learned quotas.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_kept_of_a_key_is_small() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let limiter = limiter(fleet(&redis), [Quota::window(1_000, SECOND)]).await;
+    let until = clock::now() + ms(1_500);
+    while clock::now() < until {
+        acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+    }
+    let keys = redis.keys();
+    let state = &keys.iter().find(|(key, _)| !key.ends_with(":members")).unwrap().0;
+    let bytes = |key: &str| redis.cli(&["MEMORY", "USAGE", key]).parse::<u32>().unwrap();
+    let (busy, members) = (bytes(state), bytes(&format!("{state}:members")));
+    for number in 0..100 {
+        let mut permit = acquire(&limiter, &key(), SECOND).await.unwrap();
+        permit.commit();
+        permit.observe(&told(&format!("quota-{number}"), 1_000_000, 60 * SECOND, 999_000));
+    }
+    clock::sleep(ms(300)).await;
+    acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+    clock::sleep(ms(300)).await;
+    let learned = bytes(state);
+    println!("{busy} bytes of a busy window, {members} of one member, {learned} with 100 learned quotas");
+    assert!(busy < 2_000 && members < 300 && learned < 60_000);
+}
+
 /// Limits at the ends of what can be said: as many as they let out at once, no panic, no error of the store.
 #[tokio::test(flavor = "multi_thread")]
 async fn extreme_quotas_are_shared_too() {

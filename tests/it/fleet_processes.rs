@@ -276,3 +276,29 @@ async fn what_a_dead_process_had_is_back_after_a_lease() {
     println!("{after:.2} of the limit by two of six");
     assert!(after >= stalls.least(0.8), "{after:.2} of the limit");
 }
+
+/// Stopped and continued: leases that ended meanwhile are not used.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_stood_still_sends_nothing_late() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let load_ms = 5_000;
+    let plan = Plan::new(&redis.url(), (100, 1_000), load_ms);
+    let (mut crew, stalls) = (crew(3, &plan).await, Stalls::watch());
+    let from = micros_now();
+    crew.go().await;
+    for _ in 0..3 {
+        clock::sleep(ms(700)).await;
+        crew.signal_last("STOP").await;
+        clock::sleep(ms(400)).await;
+        crew.signal_last("CONT").await;
+    }
+    let starts = starts(&crew.reports().await);
+    let (most, all) = (most_in(&starts, stalls.nearly(SECOND)), between(&starts, from, (1_000, load_ms)));
+    println!("most {most}, {all} of 400");
+    // What was held when it stopped, by each of its workers, may go out when it goes on.
+    assert!(most <= 100 + 8, "{most} in a window");
+    assert!(all as f64 >= stalls.least(320.0), "{all} of 400");
+}
