@@ -262,6 +262,39 @@ async fn closed_refuses_and_open_lets_out_while_the_store_is_away() {
     .await;
 }
 
+/// Nobody waits longer for a store than its timeout, whatever it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_hangs_holds_nobody_up() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
+    for on_loss in [StoreLoss::LiveShare, StoreLoss::LocalShare(1), StoreLoss::Open, StoreLoss::Closed] {
+        let fleet = fleet(&redis).timeout(ms(200)).on_store_loss(on_loss);
+        let limiter = limiter(fleet, [Quota::bucket(2_000, SECOND).burst(1_000)]).await;
+        let key = Key::from(format!("{on_loss:?}"));
+        let (mut slowest, mut refused) = (Duration::ZERO, 0);
+        for call in 0..150 {
+            match call {
+                30 => redis.pause(),
+                110 => redis.resume(),
+                _ => {}
+            }
+            let asked = clock::now();
+            match acquire(&limiter, &key, 20 * SECOND).await {
+                Ok(mut permit) => permit.commit(),
+                Err(_) => refused += 1,
+            }
+            slowest = slowest.max(clock::now() - asked);
+            clock::sleep(ms(10)).await;
+        }
+        println!("{on_loss:?}: slowest {slowest:?}, {refused} refused");
+        assert!(slowest < ms(220) + SECOND.mul_f64(0.1 / stalls.least(1.0)), "{on_loss:?}: {slowest:?}");
+        assert_eq!(refused > 0, on_loss == StoreLoss::Closed, "{on_loss:?}: {refused} refused");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn limiters_outlive_the_runtime_of_their_fleet() {
     if skip() {
@@ -658,6 +691,19 @@ async fn what_is_kept_of_a_key_is_small() {
     let learned = bytes(state);
     println!("{busy} bytes of a busy window, {members} of one member, {learned} with 100 learned quotas");
     assert!(busy < 2_000 && members < 300 && learned < 60_000);
+    // A thousand processes, of which this one asks.
+    let mut others = vec!["ZADD".to_owned(), format!("{state}:members")];
+    let now: f64 = redis.cli(&["TIME"]).lines().next().unwrap().parse().unwrap();
+    others.extend((0..1_000).flat_map(|number| [format!("{}", now * 1e6), format!("{number:032x}")]));
+    redis.cli(&others.iter().map(String::as_str).collect::<Vec<_>>());
+    redis.cli(&["CONFIG", "RESETSTAT"]);
+    for _ in 0..20 {
+        let _ = acquire(&limiter, &key(), ms(100)).await.map(|mut permit| permit.commit());
+        clock::sleep(ms(20)).await;
+    }
+    let said = redis.cli(&["INFO", "commandstats"]);
+    let script = said.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+    println!("a thousand members: {} bytes, {script}", bytes(&format!("{state}:members")));
 }
 
 /// Limits at the ends of what can be said: as many as they let out at once, no panic, no error of the store.
