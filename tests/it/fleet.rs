@@ -779,3 +779,32 @@ fn a_fleet_reads_no_wall_clock() {
         }
     }
 }
+
+/// A unit of a slow limit goes to who waits for it, however many others there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_limit_is_not_waited_for_in_vain() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let mut members = Vec::new();
+    for _ in 0..6 {
+        members.push(member(&redis, Quota::bucket(1, 4 * SECOND).burst(5)).await);
+    }
+    // All are seen, and none of them but one wants more.
+    for limiter in &members[1..] {
+        acquire(limiter, &key(), 5 * SECOND).await.unwrap().commit();
+    }
+    let asked = clock::now();
+    acquire(&members[0], &key(), 20 * SECOND).await.unwrap().commit();
+    println!("after {:?}", clock::now() - asked);
+    // A unit's time, and 2 s.
+    assert!(clock::now() - asked < 9 * SECOND);
+    // What is saved is there, to the last unit, for two as for one.
+    let quota = || Quota::bucket(1, 366 * 86_400 * SECOND).burst(3);
+    let limiters = [member(&redis, quota()).await, member(&redis, quota()).await];
+    for limiter in [&limiters[0], &limiters[1], &limiters[0]] {
+        acquire(limiter, &Key::from("year"), 5 * SECOND).await.unwrap().commit();
+    }
+    assert!(acquire(&limiters[1], &Key::from("year"), SECOND).await.is_err());
+}
