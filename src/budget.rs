@@ -2,11 +2,11 @@
 //!
 //! Invariant: pure. In any `per` the retries withdrawn are at most `floor + ratio · calls`, up to one slice.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, hash::BuildHasherDefault, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{Error, Key};
+use crate::{Error, Key, limit::Mixed};
 
 /// How many of the calls of the last while may be retried, so that an outage does not multiply the traffic.
 ///
@@ -76,7 +76,7 @@ const MAX_KEYS: usize = 10_000;
 /// What was called and retried of late, for each limiter key.
 #[derive(Debug, Default)]
 pub(crate) struct Ledgers {
-    keys: HashMap<Key, Ledger>,
+    keys: HashMap<Key, Ledger, BuildHasherDefault<Mixed>>,
 }
 
 impl Ledgers {

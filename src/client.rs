@@ -122,7 +122,7 @@ impl Client {
         RequestBuilder::new(self.clone(), self.http.request(method, url))
     }
 
-    /// Sends a request of reqwest's.
+    /// Sends a request of reqwest's. A user name and password in its URL become `Authorization`, unless it has one.
     ///
     /// # Errors
     /// When there is no response to give. A response is never an error, whatever its status.

@@ -1,8 +1,13 @@
 //! The only place that reads a clock: tokio's `Instant` for waits, the wall clock for dates.
 #![expect(clippy::disallowed_methods, reason = "this is the place")]
 
-use std::{future::poll_fn, pin::pin, task::Poll, time::SystemTime};
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::SystemTime,
+};
 
+use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep};
 
 /// Now, on the monotonic clock that tests can pause.
@@ -22,15 +27,35 @@ pub(crate) fn sleep_until(until: Instant) -> Sleep {
 }
 
 /// What the future gives, or `None` if `until` comes first. When both are there, the future's.
-pub(crate) async fn before<F: Future>(until: Option<Instant>, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let Some(until) = until else {
-        return Some(future.await);
-    };
-    let mut timer = pin!(sleep_until(until));
-    poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => timer.as_mut().poll(cx).map(|()| None),
-    })
-    .await
+pub(crate) fn before<F: Future>(until: Option<Instant>, future: F) -> Before<F> {
+    Before { future, until, timer: None }
+}
+
+pin_project! {
+    /// See [`before`]. The timer is made when the future first has to wait: mostly it does not.
+    pub(crate) struct Before<F> {
+        #[pin]
+        future: F,
+        until: Option<Instant>,
+        #[pin]
+        timer: Option<Sleep>,
+    }
+}
+
+impl<F: Future> Future for Before<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if let Poll::Ready(output) = this.future.poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        if let Some(until) = this.until.take() {
+            this.timer.set(Some(sleep_until(until)));
+        }
+        match this.timer.as_pin_mut() {
+            Some(timer) => timer.poll(cx).map(|()| None),
+            None => Poll::Pending,
+        }
+    }
 }

@@ -7,10 +7,10 @@
 //! | the share of retries | `budget.rs`, by [`Wire::withdraw`] |
 //! | one request on the wire, and what its answer says | [`Wire::send`] |
 
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
 use reqwest::Response;
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
 use crate::{
     Error,
@@ -32,21 +32,21 @@ pub(crate) fn run<'a, T: Transport + 'a>(
     request: Outgoing,
     transport: T,
 ) -> impl Future<Output = Result<Response, Error>> + Send + 'a {
-    let span = telemetry::call(request.key);
-    drive(client, request, transport, span.clone()).instrument(span)
-}
-
-async fn drive(client: &Inner, request: Outgoing, transport: impl Transport, span: Span) -> Result<Response, Error> {
+    let (span, now) = (telemetry::call(request.key), clock::now());
     let policy = request.options.policy.as_ref().unwrap_or(&client.policy);
-    let mut call = Call::new(policy.clone(), request.options.deadline, clock::now());
-    let mut wire = Wire::new(client, request, (transport, span), &call);
-    loop {
-        match call.next(clock::now()) {
-            Step::Acquire => wire.acquire(&mut call).await,
-            Step::Withdraw => wire.withdraw(&mut call),
-            Step::Send(number) => wire.send(&mut call, number).await,
-            Step::WaitUntil(when) => clock::sleep_until(when).await,
-            Step::Return => return wire.finish(call),
+    let mut call = Call::new(Arc::clone(policy), request.options.deadline, now);
+    let mut wire = Wire::new(client, request, (transport, span.clone()), (&call, now));
+    // A block, as the arguments of an `async fn` lie in its future twice, and a future is moved before it is polled.
+    let drive = async move {
+        loop {
+            match call.next(clock::now()) {
+                Step::Acquire => wire.acquire(&mut call).await,
+                Step::Withdraw => wire.withdraw(&mut call),
+                Step::Send(number) => wire.send(&mut call, number).await,
+                Step::WaitUntil(when) => clock::sleep_until(when).await,
+                Step::Return => return wire.finish(call),
+            }
         }
-    }
+    };
+    drive.instrument(span)
 }

@@ -63,9 +63,14 @@ const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 const ERROR_BODY: (usize, Duration) = (16 * 1024, Duration::from_millis(250));
 
 impl<'a, T: Transport> Wire<'a, T> {
-    pub(crate) fn new(client: &'a Inner, request: Outgoing, (transport, span): (T, Span), call: &Call) -> Self {
+    pub(crate) fn new(
+        client: &'a Inner,
+        request: Outgoing,
+        (transport, span): (T, Span),
+        (call, now): (&Call, Instant),
+    ) -> Self {
         if let Some(budget) = call.policy().retry_budget() {
-            client.ledgers().deposit(request.key, budget, clock::now());
+            client.ledgers().deposit(request.key, budget, now);
         }
         Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None, sent: 0, span }
     }
@@ -130,8 +135,8 @@ impl<'a, T: Transport> Wire<'a, T> {
             }
             Err(error) => return self.unsent(call, error),
         };
-        self.commit(call, number);
-        match self.exchange(call, request).await {
+        let now = self.commit(call, number);
+        match self.exchange(call, request, now).await {
             Ok(head) => self.answered(call, number, head).await,
             Err((error, hints)) => self.failed(call, number, error, &hints),
         }
@@ -189,7 +194,7 @@ impl<'a, T: Transport> Wire<'a, T> {
     }
 
     /// The point of no return.
-    fn commit(&mut self, call: &mut Call, number: u32) {
+    fn commit(&mut self, call: &mut Call, number: u32) -> Instant {
         self.last = None;
         if let Some(mut withdrawal) = self.withdrawal.take() {
             withdrawal.spent = true;
@@ -197,15 +202,17 @@ impl<'a, T: Transport> Wire<'a, T> {
         if let Some(permit) = &mut self.permit {
             permit.commit();
         }
-        call.on_sent(clock::now());
+        let now = clock::now();
+        call.on_sent(now);
         self.request.options.escort.iter().for_each(|escort| escort.sent());
         let (key, waited) = (self.request.key, call.waited());
         emit(self.client.observer(), || Event::Sent { key, attempt: number, waited });
+        now
     }
 
     /// One request on the wire: the head, and as much of the body as the verdict needs.
-    async fn exchange(&mut self, call: &mut Call, request: Request) -> Result<Head, (Error, Hints)> {
-        let (until, cause) = call.cut(clock::now());
+    async fn exchange(&mut self, call: &mut Call, request: Request, now: Instant) -> Result<Head, (Error, Hints)> {
+        let (until, cause) = call.cut(now);
         let sending = Sending::start(&request, self.sent);
         self.sent = self.sent.saturating_add(1);
         let sent = clock::before(until, sending.within(self.transport.send(request))).await;
@@ -229,7 +236,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         let mut head = Head { response, hints, body: None, received, onward, hop, long: false };
         let limit = self.request.options.buffered.max(call.policy().body_limit());
         if let (Some(limit), Onward::No) = (limit, onward) {
-            let (mut taken, end) = body::read(head.response, limit, until).await;
+            let (mut taken, end) = Box::pin(body::read(head.response, limit, until)).await;
             match end {
                 End::Whole => head.body = Some(taken.bytes()),
                 End::Long => head.long = true,
@@ -239,7 +246,7 @@ impl<'a, T: Transport> Wire<'a, T> {
             head.response = taken.into_response();
         } else if told::may_be_in_body(&head.response, &head.hints, call.policy()) {
             let until = earliest(received.checked_add(ERROR_BODY.1), call.deadline());
-            let (taken, end) = body::read(head.response, ERROR_BODY.0, until).await;
+            let (taken, end) = Box::pin(body::read(head.response, ERROR_BODY.0, until)).await;
             head.body = (end == End::Whole).then(|| taken.bytes());
             head.response = taken.into_response();
         }
@@ -314,7 +321,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         }
         let status = response.status();
         let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
-        let (taken, _) = body::read(response, DRAIN.0, until).await;
+        let (taken, _) = Box::pin(body::read(response, DRAIN.0, until)).await;
         self.permit = None;
         self.last = Some(Ok(taken.into_response()));
         if let Some(hop) = self.hop.take().filter(|_| verdict == Verdict::Accept) {

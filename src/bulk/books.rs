@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Job,
-    claim::{Claim, Over},
+    claim::{Claim, MARKED, Over},
     journal::{Journal, Opening, Past},
     results::{Known, Results, Target, named},
     summary::Summary,
@@ -35,7 +35,8 @@ pub(super) struct Books {
 const MOST_DELIVERIES: u32 = 10;
 
 /// Why a row of unknown fate is not sent.
-const MAY_BE_SENT: &str = "it may have been sent before, and may not be repeated";
+const BY_A_RUN: &str = "an earlier run may have sent it, and it may not be repeated";
+const BY_A_WORKER: &str = "a worker that is gone may have sent it, and it may not be repeated";
 const ENDS_WORKERS: &str = "10 workers had it, and each was gone before there was a result";
 
 /// How the books are opened.
@@ -133,20 +134,21 @@ impl Books {
             return Ok(Entry::Resend(claim.key.filter(|_| same)));
         }
         self.unknown += 1;
-        Ok(Entry::Unknown(MAY_BE_SENT))
+        Ok(Entry::Unknown(BY_A_RUN))
     }
 
     /// As [`enter`](Self::enter), of a row of a stream: its group knows who had it, and the results count its lines.
     pub(super) fn enter_claimed(&mut self, job: &Job, claim: &Claim, keys: bool) -> io::Result<Entry> {
         self.bind(job)?;
-        if claim.before == 0 {
-            return Ok(Entry::Send);
-        }
         let keyed = (keys || job.idempotency_key.is_some()) && claim.idle < self.key_lifetime;
-        let entry = match keyed || job.is_idempotent() {
-            _ if claim.before >= MOST_DELIVERIES => Entry::Unknown(ENDS_WORKERS),
-            true => Entry::Resend(None),
-            false => Entry::Unknown(MAY_BE_SENT),
+        let entry = match (claim.before, job.is_idempotent()) {
+            (0, _) => Entry::Send,
+            (before, _) if before % MARKED >= MOST_DELIVERIES => Entry::Unknown(ENDS_WORKERS),
+            // It was read, and never sent.
+            (..MARKED, false) => Entry::Send,
+            (_, true) => Entry::Resend(None),
+            (_, false) if keyed => Entry::Resend(None),
+            (_, false) => Entry::Unknown(BY_A_WORKER),
         };
         self.unknown += u64::from(matches!(entry, Entry::Unknown(_)));
         Ok(entry)

@@ -5,12 +5,15 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use tokio::{sync::mpsc::UnboundedSender, time::Instant};
+use tokio::{
+    sync::{mpsc::UnboundedSender, oneshot},
+    time::Instant,
+};
 
 use super::Outcome;
 
@@ -19,7 +22,7 @@ use super::Outcome;
 pub(super) struct Claim {
     /// Its place in the stream.
     pub(super) entry: String,
-    /// How many workers had it before.
+    /// How many workers had it before; beyond [`MARKED`] one of them may have sent it.
     pub(super) before: u32,
     /// How long ago the last of them gave a sign of life.
     pub(super) idle: Duration,
@@ -28,9 +31,15 @@ pub(super) struct Claim {
     pub(super) room: Room,
     /// Its row may be on the wire, or was.
     started: bool,
+    /// The stream knows that it may be sent.
+    marked: Arc<AtomicBool>,
     fate: Option<Fate>,
-    tell: UnboundedSender<Settled>,
+    tell: UnboundedSender<Told>,
 }
+
+/// Added to the deliveries of a row that is not safe to repeat, before it is sent: one that was only read is not of
+/// unknown fate when its worker dies.
+pub(super) const MARKED: u32 = 1_000_000;
 
 /// What became of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +53,41 @@ pub(super) enum Fate {
 }
 
 /// What a claim tells.
+#[derive(Debug)]
+pub(super) enum Told {
+    Settled(Settled),
+    Mark(Mark, oneshot::Sender<bool>),
+}
+
+/// A row is about to be sent that is not safe to repeat.
+#[derive(Clone, Debug)]
+pub(super) struct Mark {
+    pub(super) entry: String,
+    pub(super) deliveries: u32,
+    marked: Arc<AtomicBool>,
+    tell: UnboundedSender<Told>,
+}
+
+impl Mark {
+    pub(super) fn is_written(&self) -> bool {
+        self.marked.load(Ordering::Relaxed)
+    }
+
+    /// Whether the row may be sent: the stream knows, and it still is this worker's.
+    pub(super) async fn write(self) -> bool {
+        let (done, written) = oneshot::channel();
+        let marked = Arc::clone(&self.marked);
+        let tell = self.tell.clone();
+        if tell.send(Told::Mark(self, done)).is_err() {
+            return false;
+        }
+        let written = written.await.unwrap_or(false);
+        marked.fetch_or(written, Ordering::Relaxed);
+        written
+    }
+}
+
+/// The end of a claim.
 #[derive(Debug)]
 pub(super) struct Settled {
     pub(super) entry: String,
@@ -67,8 +111,20 @@ impl Default for Room {
 }
 
 impl Claim {
-    pub(super) fn new(entry: String, before: u32, idle: Duration, room: &Room, tell: UnboundedSender<Settled>) -> Self {
-        Self { entry, before, idle, key: String::new(), room: room.clone(), started: false, fate: None, tell }
+    pub(super) fn new(entry: String, before: u32, idle: Duration, room: &Room, tell: UnboundedSender<Told>) -> Self {
+        let (key, room, marked) = (String::new(), room.clone(), Arc::default());
+        Self { entry, before, idle, key, room, started: false, marked, fate: None, tell }
+    }
+
+    /// What is to be written before its row is sent, unless it is; for rows that are not safe to repeat.
+    pub(super) fn mark(&self) -> Option<Mark> {
+        let (marked, tell) = (Arc::clone(&self.marked), self.tell.clone());
+        let mark = || Mark { entry: self.entry.clone(), deliveries: self.marked_deliveries(), marked, tell };
+        (!self.marked.load(Ordering::Relaxed)).then(mark)
+    }
+
+    fn marked_deliveries(&self) -> u32 {
+        MARKED + self.before % MARKED + 1
     }
 
     /// From here on its row may be sent.
@@ -94,10 +150,14 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let deliveries = self.before.saturating_add(u32::from(self.started));
+        let deliveries = match (self.started, self.marked.load(Ordering::Relaxed)) {
+            (false, _) => self.before,
+            (true, true) => self.marked_deliveries(),
+            (true, false) => self.before.saturating_add(1),
+        };
         let fate = self.fate.unwrap_or(Fate::Back { deliveries });
         // Nobody listens any more: the store finds out by itself, in time.
-        let _ = self.tell.send(Settled { entry: std::mem::take(&mut self.entry), fate });
+        let _ = self.tell.send(Told::Settled(Settled { entry: std::mem::take(&mut self.entry), fate }));
     }
 }
 
@@ -177,7 +237,11 @@ mod tests {
         unsent.start();
         unsent.unsent();
         drop(unsent);
-        let fates: Vec<Fate> = std::iter::from_fn(|| told.try_recv().ok()).map(|settled| settled.fate).collect();
+        let fates = std::iter::from_fn(|| told.try_recv().ok()).filter_map(|told| match told {
+            Told::Settled(settled) => Some(settled.fate),
+            Told::Mark(..) => None,
+        });
+        let fates: Vec<Fate> = fates.collect();
         let back = |deliveries| Fate::Back { deliveries };
         assert_eq!(fates, [Fate::Done, Fate::Unknown, back(0), back(3), back(2)]);
     }

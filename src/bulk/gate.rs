@@ -17,7 +17,11 @@ use tokio::{
     time::Instant,
 };
 
-use super::{row::Row, stats::Stats};
+use super::{
+    claim::{Claim, Mark},
+    row::Row,
+    stats::Stats,
+};
 use crate::{Key, clock, outgoing::Escort};
 
 /// Shared by a run and its calls.
@@ -59,6 +63,10 @@ pub(super) struct Ticket {
     pub(super) line: u64,
     pub(super) lane: Key,
     pub(super) key: Option<String>,
+    /// What is to be written before it goes on the wire.
+    mark: Option<Mark>,
+    /// Another worker has its row by now.
+    lost: AtomicBool,
     /// Those of its lane that wait for the limiter or for a place.
     waiting: Arc<AtomicUsize>,
     standing: Mutex<Standing>,
@@ -111,7 +119,10 @@ impl Gate {
 
     pub(super) fn ticket(self: &Arc<Self>, row: &Row, waiting: Arc<AtomicUsize>) -> Arc<Ticket> {
         let (line, lane, key) = (row.line, row.lane, row.job.idempotency_key.clone());
-        let ticket = Ticket { gate: Arc::clone(self), line, lane, key, waiting, standing: Mutex::default() };
+        let claim = row.job.claim.as_ref().filter(|_| !row.job.is_idempotent());
+        let (mark, lost) = (claim.and_then(Claim::mark), AtomicBool::new(false));
+        let gate = Arc::clone(self);
+        let ticket = Ticket { gate, line, lane, key, mark, lost, waiting, standing: Mutex::default() };
         ticket.stand(Phase::Starting);
         Arc::new(ticket)
     }
@@ -188,6 +199,11 @@ impl Passing {
         // If it is gone it has given its place back.
         let _ = self.0.go.send(());
     }
+
+    /// It must not go: its row is another worker's.
+    pub(super) fn lose(self) {
+        self.0.ticket.lost.store(true, Ordering::Release);
+    }
 }
 
 impl Limited {
@@ -223,6 +239,16 @@ impl Ticket {
     /// Its answer is there, whatever is still to be read of it.
     pub(super) fn set_answered(&self) {
         self.standing().answered = true;
+    }
+
+    /// What is to be written before it goes on the wire: once, further attempts go at once.
+    pub(super) fn unwritten(&self) -> Option<Mark> {
+        self.mark.clone().filter(|mark| !mark.is_written())
+    }
+
+    /// Whether its row is another worker's.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
     }
 
     /// Whether the run may drop it: it is not on the wire, and not answered.
@@ -264,7 +290,9 @@ impl Escort for Ticket {
             let (go, going) = oneshot::channel();
             lock(&self.gate.books).asks.push_back(Ask { ticket: Arc::clone(&self), go });
             // The sender lives in the gate, and the gate in the ticket.
-            let _ = going.await;
+            if going.await.is_err() && self.is_lost() {
+                std::future::pending::<()>().await;
+            }
         })
     }
 

@@ -184,7 +184,7 @@ impl Drop for Leaving {
     }
 }
 
-/// What the call comes to; `None` if the run stops while it is not on the wire.
+/// What the call comes to; `None` if the run stops while it is not on the wire, or its row is another worker's.
 async fn unless_stopped<F: Future>(call: F, gate: &Gate, ticket: &Ticket) -> Option<F::Output> {
     let (mut call, mut closing) = (pin!(call), pin!(gate.closing()));
     poll_fn(|cx| {
@@ -192,7 +192,7 @@ async fn unless_stopped<F: Future>(call: F, gate: &Gate, ticket: &Ticket) -> Opt
         if !gate.is_closed() {
             let _ = closing.as_mut().poll(cx);
         }
-        let stopped = || gate.is_closed() && ticket.is_idle();
+        let stopped = || gate.is_closed() && ticket.is_idle() || ticket.is_lost();
         if stopped() {
             return Poll::Ready(None);
         }

@@ -25,7 +25,7 @@ use super::{
     End, Job, Outcome,
     books::{Books, Entry},
     claim::{Claim, Over, Pace},
-    gate::Gate,
+    gate::{Gate, Passing},
     journal::Past,
     lanes::Lanes,
     outcome::{Failure, UNKNOWN},
@@ -57,6 +57,8 @@ pub struct Run<S> {
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     lanes: Lanes,
     calls: FuturesUnordered<Flight>,
+    /// Those that wait for the stream to know of them.
+    marks: FuturesUnordered<Marking>,
     timer: Option<Pin<Box<Sleep>>>,
     /// Over, and not written yet.
     landed: Vec<Over>,
@@ -71,6 +73,9 @@ pub struct Run<S> {
     pub(super) closed: bool,
     pub(super) error: Option<io::Error>,
 }
+
+/// One that may go, and whether it is to.
+type Marking = Pin<Box<dyn Future<Output = (Passing, bool)> + Send>>;
 
 /// Rows read and not on the wire, at most; with what a reader holds they stay below 1,024.
 const AHEAD: usize = 600;
@@ -110,6 +115,7 @@ impl<S: Stream<Item = Job>> Run<S> {
             closing: Box::pin(async move { closing.closing().await }),
             lanes: Lanes::default(),
             calls: FuturesUnordered::new(),
+            marks: FuturesUnordered::new(),
             timer: None,
             landed: Vec::new(),
             ready: VecDeque::new(),
@@ -215,9 +221,25 @@ impl<S: Stream<Item = Job>> Run<S> {
         }
         for passing in passing {
             self.lanes.list(passing.ticket().lane);
-            passing.go();
+            match passing.ticket().unwritten() {
+                Some(mark) => self.marks.push(Box::pin(async move { (passing, mark.write().await) })),
+                None => passing.go(),
+            }
         }
         Ok(true)
+    }
+
+    /// Lets those go that the stream knows of.
+    fn mark(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut marked = false;
+        while let Poll::Ready(Some((passing, ours))) = Pin::new(&mut self.marks).poll_next(cx) {
+            match ours {
+                true => passing.go(),
+                false => passing.lose(),
+            }
+            marked = true;
+        }
+        marked
     }
 
     /// A round is over.
@@ -362,7 +384,7 @@ impl<S: Stream<Item = Job>> Run<S> {
                 self.land(landing)?;
                 moved = true;
             }
-            moved |= self.board()?;
+            moved |= self.board()? | self.mark(cx);
             moved |= self.write()?;
             if self.jobs.is_none() && self.calls.is_empty() && self.lanes.queued == 0 && self.ready.is_empty() {
                 self.finish()?;

@@ -47,7 +47,7 @@ use tick::{Epoch, Tick, nanos_of};
 pub use gate::{Acquire, Permit, Refused};
 pub use key::Key;
 pub(crate) use key::Route;
-pub(crate) use keyed::{Cell, KeyState};
+pub(crate) use keyed::{Cell, KeyState, Mixed};
 pub(crate) use learned::whole;
 pub(crate) use quota::Contract;
 pub use quota::{ParseQuotaError, Quota, Unit};

@@ -109,7 +109,16 @@ async fn what_makes_no_sense_is_said_without_secrets() {
             assert!(said(&output).contains(why) && !said(&output).contains("s3cret"), "{url}: {}", said(&output));
         }
     }
-    let url = format!("--from redis://:s3cret-1@{host}/jobs");
+}
+
+#[tokio::test]
+async fn a_login_stays_where_it_belongs() {
+    if skip() {
+        return;
+    }
+    let stage = Stage::on(Redis::one(&["--save", "", "--requirepass", "s3cret-1"]).await);
+    let store = format!("redis://:s3cret-1@127.0.0.1:{}/jobs", stage.redis.ports()[0]);
+    let url = format!("--from {store}");
     for options in [
         url.clone(),
         format!("{url} --group g --retry-failed -o x"),
@@ -126,6 +135,13 @@ async fn what_makes_no_sense_is_said_without_secrets() {
     }
     let both = job::run(&format!("{url} --group g"), &[Path::new("jobs.jsonl")]).await;
     assert_eq!(both.status.code(), Some(2), "{}", said(&both));
+    // From the environment it stays out of the list of processes.
+    let file = stage.folder.write("none.jsonl", "");
+    let words = [&file.to_string_lossy(), "--to", "env:ABIDE_TEST_STORE"];
+    let output = push(&words).env("ABIDE_TEST_STORE", &store).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let output = push(&words).output().await.unwrap();
+    assert!(said(&output).contains("no variable \"ABIDE_TEST_STORE\""), "{}", said(&output));
     // The journal and the report do not show it either.
     let out = stage.folder.file("out.jsonl");
     let report = stage.folder.file("report.html");

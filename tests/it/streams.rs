@@ -130,17 +130,19 @@ async fn a_row_that_may_not_be_repeated_is_named_and_set_aside_when_its_worker_d
     let post = |n, key| format!("{{\"method\":\"POST\",\"url\":\"{}\"{key}}}\n", server.url(n));
     let rows = [post(1, ""), post(2, ",\"idempotency_key\":\"k2\""), post(3, ""), format!("{}\n", server.url(4))];
     assert_eq!(stage.push(rows.concat()).await.status.code(), Some(0));
-    let mut worker = stage.worker("one.jsonl", "--claim-after 1s").spawn().unwrap();
-    until("four requests", || server.book().arrivals.len() == 4 && stage.open() == 2).await;
+    // Two are on the wire, two are read and not sent.
+    let mut worker = stage.worker("one.jsonl", "--claim-after 1s --concurrency 2").spawn().unwrap();
+    until("two requests", || server.book().arrivals.len() == 2 && stage.open() == 4).await;
     worker.kill().await.unwrap();
     // The server is quick by now.
     let output = stage.worker("two.jsonl", "--claim-after 1s").output().await.unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("1 ok, 0 failed, 1 unknown"), "{}", said(&output));
-    let named = said(&output).lines().find(|line| line.contains("unknown: it may")).unwrap().to_owned();
+    assert!(said(&output).contains("3 ok, 0 failed, 1 unknown"), "{}", said(&output));
+    let named = said(&output).lines().find(|line| line.contains("unknown: a worker that is gone")).unwrap().to_owned();
     let keys = server.book().keys.clone();
     assert_eq!((keys[&1].len(), &keys[&2]), (1, &vec![Some("k2".to_owned()); 2]), "{named}");
-    assert_eq!((stage.folder.results("two.jsonl").len(), stage.open(), stage.consumers()), (1, 0, 1));
+    assert_eq!((keys[&3].len(), keys[&4].len()), (1, 1));
+    assert_eq!((stage.folder.results("two.jsonl").len(), stage.open(), stage.consumers()), (3, 0, 1));
     // Set aside as it was, and where it was; from there it is sent when somebody says so.
     let aside = stage.redis.cli(&["XRANGE", "jobs:unknown", "-", "+"]);
     let entry = aside.lines().skip_while(|line| *line != "entry").nth(1).unwrap().to_owned();
@@ -180,14 +182,14 @@ async fn a_slow_worker_that_lives_is_not_robbed() {
     if skip() {
         return;
     }
-    let slow = Entry { delay_ms: Some(9000), ..Entry::status(200) };
-    let busy = Entry { headers: vec![("retry-after".into(), "9".into())], ..Entry::status(429) };
+    let slow = Entry { delay_ms: Some(13_000), ..Entry::status(200) };
+    let busy = Entry { headers: vec![("retry-after".into(), "13".into())], ..Entry::status(429) };
     let rows = [(1, vec![slow]), (2, vec![busy, Entry::status(200)])];
     let server = Rows::start(Entry::status(200), rows.into()).await;
     let stage = Stage::on(Redis::standalone().await);
     let post = |n| format!("{{\"method\":\"POST\",\"url\":\"{}\"}}\n", server.url(n));
     assert_eq!(stage.push((1..3).map(post).collect::<String>()).await.status.code(), Some(0));
-    let options = "--claim-after 4s --max-attempts 1 --idempotency-key auto";
+    let options = "--claim-after 6s --max-attempts 1 --idempotency-key auto";
     let slow = stage.worker("slow.jsonl", options).spawn().unwrap();
     until("two requests", || server.book().arrivals.len() == 2).await;
     // It waits until all is done, for the slow one might die.
@@ -209,7 +211,7 @@ async fn a_store_that_comes_back_loses_nothing() {
     let server = Server::builder().latency(latency).start().await.unwrap();
     let mut stage = Stage::on(Redis::durable().await);
     assert_eq!(stage.push(charges(&server, ROWS)).await.status.code(), Some(0));
-    let options = "--idempotency-key auto --concurrency 8 --claim-after 5s";
+    let options = "--idempotency-key auto --concurrency 8 --claim-after 15s";
     let outs: Vec<String> = (0..2).map(|n| format!("out-{n}.jsonl")).collect();
     let workers: Vec<Child> = outs.iter().map(|out| stage.worker(out, options).spawn().unwrap()).collect();
     for share in [ROWS / 8, ROWS / 2] {
@@ -395,4 +397,25 @@ async fn rows_whose_answer_was_lost_are_found_again() {
     let output = end_of(worker).await;
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert_eq!((stage.folder.results("out.jsonl").len(), server.book().arrivals.len(), stage.open()), (100, 100, 0));
+}
+
+#[tokio::test]
+async fn a_store_that_forgets_ends_the_run() {
+    if skip() {
+        return;
+    }
+    let slow = Entry { delay_ms: Some(100), ..Entry::status(200) };
+    let server = Rows::start(slow, [].into()).await;
+    let mut stage = Stage::on(Redis::standalone().await);
+    let rows: String = (0..200).map(|n| format!("{}\n", server.url(n))).collect();
+    assert_eq!(stage.push(rows).await.status.code(), Some(0));
+    let worker = stage.worker("out.jsonl", "--concurrency 2").spawn().unwrap();
+    until("results", || stage.folder.lines("out.jsonl") > 5).await;
+    stage.redis.restart(clock::ms(10)).await;
+    let output = end_of(worker).await;
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("the stream jobs or its group g is gone"), "{}", said(&output));
+    // What was on the wire has its result.
+    assert_eq!(stage.folder.lines("out.jsonl"), server.book().arrivals.len());
+    assert!(server.book().arrivals.len() < 200);
 }

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     /// A file of rows, one JSON object or bare URL a line, compressed or not; -: stdin
     #[arg(required_unless_present = "from", conflicts_with = "from")]
     pub(crate) jobs: Option<String>,
-    /// Rows from a stream instead, as `abide push` fills it: URLs as there
+    /// Rows from a stream instead, as `abide push` fills it: URLs as there, or env:NAME
     #[arg(long, value_name = "URL", requires = "group", conflicts_with_all = ["retry_failed", "dry_run", "sample"])]
     pub(crate) from: Option<String>,
     /// The consumer group of the workers that share the stream; made if it is not there, at the start of the stream
@@ -238,6 +238,14 @@ fn masked(text: &str) -> Option<String> {
         (false, false) => format!("{name}: … {}", names.join(" ")),
         (false, true) => format!("{name}: ***"),
     })
+}
+
+/// A URL as it is, or from the environment: there it stays out of the list of processes.
+pub(crate) fn url(text: &str) -> Result<String, String> {
+    match text.strip_prefix("env:") {
+        Some(name) => std::env::var(name).map_err(|_none| format!("there is no variable {name:?} in the environment")),
+        None => Ok(text.to_owned()),
+    }
 }
 
 /// The name of a variable at the start of a text, and what follows it.

@@ -5,7 +5,7 @@ use std::{io::stdin, process::ExitCode};
 use abide::bulk::{Input, Push, Stopper};
 
 use crate::{
-    out,
+    options, out,
     run::{INTERRUPTED, USAGE, end_now},
     serve::Stop,
 };
@@ -16,7 +16,8 @@ pub(crate) struct Args {
     /// A file of rows as for `abide run`; -: stdin
     file: String,
     /// The stream: redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]/STREAM, redis[s]+cluster://HOST:PORT,HOST:PORT/STREAM or
-    /// redis[s]+sentinel://HOST:PORT,HOST:PORT/MASTER[/DB]/STREAM
+    /// redis[s]+sentinel://HOST:PORT,HOST:PORT/MASTER[/DB]/STREAM, or env:NAME: from the
+    /// environment
     #[arg(long, value_name = "URL")]
     to: String,
     /// Begins with this line of the file: where an earlier push stopped
@@ -44,7 +45,7 @@ async fn push(args: &Args) -> Result<u8, String> {
         "-" => Input::from_reader(stdin()),
         path => Input::open(path).map_err(|error| error.to_string())?,
     };
-    let push = Push::connect(&args.to).await.map_err(|error| error.to_string())?;
+    let push = Push::connect(&options::url(&args.to)?).await.map_err(|error| error.to_string())?;
     let mut push = push.from_line(args.from_line);
     let signals = Stop::new().map_err(|error| error.to_string())?;
     tokio::spawn(obey(signals, push.stopper()));

@@ -18,7 +18,7 @@ use abide::{
 use futures_core::Stream;
 
 use crate::{
-    options::Args,
+    options::{self, Args},
     out,
     progress::{Meter, span},
     serve::Stop,
@@ -82,7 +82,8 @@ async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
     let (bulk, to_stdout) = bulk(args, fleet.clone())?;
     let meter = meter(args);
     let news = Arc::clone(&meter);
-    let source = Source::redis(url, args.group.as_deref().unwrap_or_default()).claim_after(args.claim_after);
+    let source =
+        Source::redis(options::url(url)?, args.group.as_deref().unwrap_or_default()).claim_after(args.claim_after);
     let source = source.on_news(move |text| lock(&news).say(text));
     let source = if args.follow { source.follow() } else { source };
     let source = match args.results() {
@@ -100,7 +101,7 @@ async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
     }
     let code = drive(args, run, (&trouble, fleet), meter).await;
     let unsettled = ending.await;
-    if unsettled > 0 {
+    if unsettled > 0 && trouble.get().is_none() {
         out::say(&format!("{unsettled} rows could not be settled at the store: they will be taken over"));
     }
     code

@@ -13,20 +13,23 @@ use std::{
 
 use redis::{RedisError, RedisResult};
 use tokio::{
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender},
+    sync::{
+        mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender},
+        oneshot,
+    },
     time::Instant,
 };
 
 use super::{
     News, as_io,
-    group::{AT_ONCE, Group, Taken, is_final},
+    group::{AT_ONCE, Group, Taken, is_final, is_refusal},
     job,
 };
 use crate::{
     Backoff,
     bulk::{
         Job,
-        claim::{Claim, Fate, Room, Settled},
+        claim::{Claim, Fate, Mark, Room, Settled, Told},
     },
     clock,
     fleet::link::Link,
@@ -40,8 +43,8 @@ pub(super) struct Desk {
     pub(super) news: Option<News>,
     pub(super) trouble: Arc<OnceLock<io::Error>>,
     pub(super) room: Room,
-    pub(super) told: UnboundedReceiver<Settled>,
-    pub(super) tell: WeakUnboundedSender<Settled>,
+    pub(super) told: UnboundedReceiver<Told>,
+    pub(super) tell: WeakUnboundedSender<Told>,
     /// `None`: no more rows are read.
     pub(super) jobs: Option<UnboundedSender<Job>>,
     pub(super) wants: tokio::sync::mpsc::Receiver<()>,
@@ -53,14 +56,16 @@ pub(super) struct Desk {
 pub(super) struct State {
     /// Rows of this worker that are not settled at the store.
     held: HashSet<String>,
+    marks: Vec<(Mark, oneshot::Sender<bool>)>,
     done: Vec<String>,
     back: Vec<(String, u32)>,
     unknown: Vec<String>,
     wanted: bool,
     /// All that could tell something is gone.
     over: bool,
-    /// When it gives up settling.
+    /// When it gives up settling, and whether it need not wait for that.
     give_up: Option<Instant>,
+    hopeless: bool,
     /// The last connection broke: an answer that named rows may be lost.
     recover: bool,
     /// The next sign of life, look for rows without a worker, and look at a stream that was at its end.
@@ -77,7 +82,7 @@ pub(super) struct State {
 }
 
 enum Event {
-    Told(Settled),
+    Told(Told),
     Over,
     Wanted,
     Due,
@@ -100,12 +105,14 @@ impl State {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             held: HashSet::new(),
+            marks: Vec::new(),
             done: Vec::new(),
             back: Vec::new(),
             unknown: Vec::new(),
             wanted: false,
             over: false,
             give_up: None,
+            hopeless: false,
             recover: false,
             beat_at: now,
             take_at: now,
@@ -119,7 +126,11 @@ impl State {
         }
     }
 
-    fn tell(&mut self, Settled { entry, fate }: Settled) {
+    fn tell(&mut self, told: Told) {
+        let Settled { entry, fate } = match told {
+            Told::Settled(settled) => settled,
+            Told::Mark(mark, done) => return self.marks.push((mark, done)),
+        };
         match fate {
             Fate::Done => self.done.push(entry),
             Fate::Unknown => self.unknown.push(entry),
@@ -137,13 +148,13 @@ impl Desk {
     pub(super) async fn run(mut self) -> usize {
         loop {
             match self.event().await {
-                Event::Told(settled) => self.state.tell(settled),
+                Event::Told(told) => self.state.tell(told),
                 Event::Over => self.state.over = true,
                 Event::Wanted => self.state.wanted = true,
                 Event::Due => {}
             }
-            while let Ok(settled) = self.told.try_recv() {
-                self.state.tell(settled);
+            while let Ok(told) = self.told.try_recv() {
+                self.state.tell(told);
             }
             let now = clock::now();
             if self.link.is_none() && now >= self.state.connect_at {
@@ -152,7 +163,7 @@ impl Desk {
             if let Some(mut link) = self.link.take() {
                 match self.turn(&mut link).await {
                     Ok(()) => (self.link, self.state.tries) = (Some(link), 0),
-                    Err(error) => self.lose(&error),
+                    Err(error) => self.lose(&error, is_final(&error)),
                 }
             }
             if self.state.over && self.is_finished() {
@@ -165,7 +176,7 @@ impl Desk {
     fn is_finished(&mut self) -> bool {
         let now = clock::now();
         let give_up = *self.state.give_up.get_or_insert(now + PATIENCE);
-        self.state.is_settled() && self.link.is_some() || now >= give_up || self.trouble.get().is_some()
+        self.state.is_settled() && self.link.is_some() || now >= give_up || self.state.hopeless
     }
 
     /// Whether somebody is there for more rows.
@@ -181,8 +192,8 @@ impl Desk {
         }
         let (over, wanted, told, wants) = (state.over, state.wanted, &mut self.told, &mut self.wants);
         let event = std::future::poll_fn(|cx| {
-            if !over && let Poll::Ready(settled) = told.poll_recv(cx) {
-                return Poll::Ready(settled.map_or(Event::Over, Event::Told));
+            if !over && let Poll::Ready(told) = told.poll_recv(cx) {
+                return Poll::Ready(told.map_or(Event::Over, Event::Told));
             }
             if !wanted && let Poll::Ready(Some(())) = wants.poll_recv(cx) {
                 return Poll::Ready(Event::Wanted);
@@ -195,6 +206,7 @@ impl Desk {
     /// What is due, in the order of its weight.
     async fn turn(&mut self, link: &mut Link) -> RedisResult<()> {
         let now = clock::now();
+        self.mark(link).await?;
         if self.settle(link).await? && !self.follow {
             // The stream may be done now.
             self.state.look_at = now;
@@ -210,6 +222,19 @@ impl Desk {
             true => self.fetch(link, now).await,
             false => Ok(()),
         }
+    }
+
+    /// Tells the store of rows that are about to be sent.
+    async fn mark(&mut self, link: &mut Link) -> RedisResult<()> {
+        while !self.state.marks.is_empty() {
+            let some = self.state.marks.len().min(AT_ONCE);
+            let lost = self.group.mark(link, self.state.marks[..some].iter().map(|(mark, _)| mark)).await?;
+            for (mark, done) in self.state.marks.drain(..some) {
+                // Nobody waits for it if the run stopped.
+                let _ = done.send(!lost.contains(&mark.entry));
+            }
+        }
+        Ok(())
     }
 
     /// Tells the store what became of rows; whether there were any.
@@ -321,14 +346,16 @@ impl Desk {
                 state.dead_from = now + self.claim_after / 2;
                 self.link = Some(link);
             }
-            Err(error) => self.lose(&error),
+            // One that has no room for a connection may have it later.
+            Err(error) => self.lose(&error, is_refusal(&error)),
         }
     }
 
     /// Something went wrong: it is over with the stream, or it goes on later.
-    fn lose(&mut self, error: &RedisError) {
-        if is_final(error) {
-            let _ = self.trouble.set(as_io(&self.group, error));
+    fn lose(&mut self, error: &RedisError, for_good: bool) {
+        if for_good {
+            // Once more it tries to settle what is done.
+            self.state.hopeless = self.trouble.set(as_io(&self.group, error)).is_err();
             self.jobs = None;
         } else if !std::mem::replace(&mut self.state.away, true) {
             self.say(format!("the store {} is away: {error}; rows under way go on", self.group.address));

@@ -4,7 +4,10 @@ use std::{collections::HashSet, time::Duration};
 
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value, cmd};
 
-use crate::fleet::link::{Address, Link};
+use crate::{
+    bulk::claim::Mark,
+    fleet::link::{Address, Link},
+};
 
 /// A group, and who this is in it.
 #[derive(Debug)]
@@ -139,6 +142,19 @@ impl Group {
         beat.arg(entries).query_async(link).await
     }
 
+    /// Rows that are about to be sent; those that another worker has by now.
+    pub(super) async fn mark(
+        &self,
+        link: &mut Link,
+        marks: impl Iterator<Item = &Mark>,
+    ) -> RedisResult<HashSet<String>> {
+        let mut script = self.script(include_str!("mark.lua"));
+        for mark in marks {
+            script.arg(&mark.entry).arg(mark.deliveries);
+        }
+        script.query_async(link).await
+    }
+
     pub(super) async fn acknowledge(&self, link: &mut Link, entries: &[String]) -> RedisResult<()> {
         cmd("XACK").arg(&self.stream).arg(&self.name).arg(entries).query_async(link).await
     }
@@ -208,6 +224,12 @@ pub(super) fn is_final(error: &RedisError) -> bool {
     }
 }
 
+/// Whether the store does not want this client.
+pub(super) fn is_refusal(error: &RedisError) -> bool {
+    let refused = matches!(error.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig);
+    refused || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))
+}
+
 fn taken(entry: Vec<Value>, idle: Duration, before: u32) -> RedisResult<Taken> {
     let mut entry = entry.into_iter();
     let id = String::from_redis_value(entry.next().unwrap_or(Value::Nil))?;
@@ -223,10 +245,11 @@ fn taken(entry: Vec<Value>, idle: Duration, before: u32) -> RedisResult<Taken> {
     Ok(Taken { entry: id, idle, before, row, seed })
 }
 
-/// The parts of a list; of anything else none.
+/// The parts of a list, of a map its pairs; of anything else none.
 fn list(value: Value) -> Vec<Value> {
     match value {
         Value::Array(values) => values,
+        Value::Map(pairs) => pairs.into_iter().map(|(name, value)| Value::Array(vec![name, value])).collect(),
         _ => Vec::new(),
     }
 }

@@ -8,7 +8,8 @@
 //! | done | the result is written, then the entry is acknowledged |
 //! | a sign of life | entries that this worker has are claimed anew, whatever they wait for |
 //! | a dead worker | no sign of life for [`claim_after`](Source::claim_after): another one takes its rows over |
-//! | unknown | taken over, and not safe to repeat: moved to the stream `STREAM:unknown`, never sent |
+//! | about to be sent | marked in the stream first, if it is not safe to repeat |
+//! | unknown | taken over, marked, without a key: moved to the stream `STREAM:unknown`, never sent |
 
 mod desk;
 mod group;
@@ -38,7 +39,7 @@ use self::{
 };
 use super::{
     Job,
-    claim::{Claim, Room, Settled},
+    claim::{Claim, Room, Told},
     files, hash, journal,
     results::named,
     rows,
@@ -178,13 +179,13 @@ impl Source {
     }
 }
 
-/// Rows of a stream, claimed as they are asked for. A task reads and acknowledges; it ends when this and all its rows
-/// are gone.
+/// Rows of a stream, claimed as they are asked for, to be run by [`Bulk::run`](super::Bulk::run). A task reads and
+/// acknowledges; it ends when this and all its rows are gone. A job that is dropped is handed back.
 #[must_use = "a stream does nothing unless it is polled"]
 pub struct Claims {
     jobs: mpsc::UnboundedReceiver<Job>,
     want: mpsc::Sender<()>,
-    _tell: mpsc::UnboundedSender<Settled>,
+    _tell: mpsc::UnboundedSender<Told>,
     input: u64,
     place: String,
     trouble: Arc<OnceLock<io::Error>>,
