@@ -558,6 +558,36 @@ async fn many_keys_at_once() {
     until("the store forgets them", 30 * SECOND, || redis.cli(&["DBSIZE"]) == "0").await;
 }
 
+/// What was not used goes back to the store; one that is gone for good keeps no key in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_forgotten_while_the_store_is_away() {
+    if skip() {
+        return;
+    }
+    let mut redis = Redis::standalone().await;
+    let quota = Quota::bucket(100, SECOND).burst(20);
+    let limiter = limiter(fleet(&redis).on_store_loss(StoreLoss::LocalShare(1)), [quota]).await;
+    let mut permits = Vec::new();
+    for number in 0..4 {
+        let mut permit = limiter.acquire(&Key::from(format!("{number}")), 10, None).await.unwrap();
+        permit.commit();
+        permits.push(permit);
+    }
+    // One before the loss, one after it.
+    permits[0].settle(2);
+    redis.kill();
+    until("the loss is noticed", 5 * SECOND, || {
+        let _ = limiter.try_acquire(&Key::from("0"), 1).map(|mut permit| permit.commit());
+        limiter.try_acquire(&Key::from("other"), 1).is_ok()
+    })
+    .await;
+    permits[1].settle(2);
+    permits[2].settle(15);
+    drop(permits);
+    let gone = until("keys are forgotten", 30 * SECOND, || limiter.tracked_keys() == 0).await;
+    println!("after {gone:?}");
+}
+
 /// The store loses its memory, and nobody tells: the next exchange does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_forgets_costs_a_lease() {
