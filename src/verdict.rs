@@ -34,7 +34,8 @@ pub enum Verdict {
     Accept,
     /// Failed, and another attempt may mend it.
     Retry,
-    /// Refused for its rate: the key is paused, the retry waits for what the server asked, else for the throttle backoff.
+    /// Refused for its rate: the key is paused, the retry waits for what the server asked, else for the throttle
+    /// backoff.
     Throttled,
     /// Refused for its rate, with a wait that only the classifier knows; never shorter than what the server asked.
     ThrottledFor(Duration),

@@ -97,8 +97,8 @@ impl Bulk {
         Self { resume: true, ..self }
     }
 
-    /// As [`resume`](Self::resume), and rows that failed are sent again; their last result counts. A failed row may have
-    /// been executed, and is then executed twice unless it is keyed or idempotent.
+    /// As [`resume`](Self::resume), and rows that failed are sent again; their last result counts. A failed row may
+    /// have been executed, and is then executed twice unless it is keyed or idempotent.
     pub fn retry_failed(self) -> Self {
         Self { resume: true, retry_failed: true, ..self }
     }

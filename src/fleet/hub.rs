@@ -64,8 +64,8 @@ impl Hub {
         &self.view
     }
 
-    /// Asks the task to look at a key. Without its runtime the task is gone, and the store with it. Gives whether it was
-    /// told.
+    /// Asks the task to look at a key. Without its runtime the task is gone, and the store with it. Gives whether it
+    /// was told.
     pub(crate) fn notice(&self, notice: Notice, now: Instant) -> bool {
         let told = self.notices.send(notice).is_ok();
         if !told {

@@ -315,8 +315,8 @@ impl Task {
     }
 }
 
-/// The answer, by `until`. A timer that fires late says that this process was held up, not that the store was: it has as
-/// long again to read what has come meanwhile.
+/// The answer, by `until`. A timer that fires late says that this process was held up, not that the store was: it has
+/// as long again to read what has come meanwhile.
 async fn answer_by(
     until: Option<Instant>,
     mut exchange: Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>,

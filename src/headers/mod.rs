@@ -151,8 +151,8 @@ pub fn read(status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>, receiv
     Hints { retry_after, should_retry: waits.word(), refused, quotas }
 }
 
-/// The wait that a throttled answer asks for: the one named; else the longest reset of the quotas with nothing left; else
-/// that of the quotas that do not tell what is left.
+/// The wait that a throttled answer asks for: the one named; else the longest reset of the quotas with nothing left;
+/// else that of the quotas that do not tell what is left.
 #[must_use]
 pub(crate) fn asked_wait(hints: &Hints) -> Option<Duration> {
     let longest = |remaining: Option<f64>| {

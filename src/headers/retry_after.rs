@@ -92,7 +92,8 @@ impl Waits {
         self.should_retry = Some(word && self.should_retry.unwrap_or(true));
     }
 
-    /// fastify-rate-limit 8.0 sent milliseconds (its issue 301). Only an exhausted quota of the same response proves it.
+    /// fastify-rate-limit 8.0 sent milliseconds (its issue 301). Only an exhausted quota of the same response proves
+    /// it.
     fn milliseconds_by_mistake(&self, wait: Duration, quotas: &[QuotaHint]) -> Option<Duration> {
         if self.bare != Some(wait) || wait < Duration::from_secs(1000) {
             return None;

@@ -161,8 +161,8 @@ fn ceil_millis(nanos: u128) -> Duration {
     Duration::from_millis(u64::try_from(nanos.div_ceil(NANOS_PER_MILLI)).unwrap_or(u64::MAX))
 }
 
-/// The forms are disjoint: a number has digits and one dot; a duration ends in a unit letter; a clock has two colons and
-/// no letter; ISO 8601 has `-` as its fifth byte; an HTTP-date starts with a letter.
+/// The forms are disjoint: a number has digits and one dot; a duration ends in a unit letter; a clock has two colons
+/// and no letter; ISO 8601 has `-` as its fifth byte; an HTTP-date starts with a letter.
 fn time(text: &[u8], clock: &Clock<'_>) -> Option<Time> {
     let text = text.trim_ascii();
     if let Some(number) = decimal(text) {

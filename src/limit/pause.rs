@@ -66,7 +66,8 @@ impl Pause {
         }
     }
 
-    /// A grant goes out at `now`: gives which probe it is, if it is one: it holds the others back for `patience` at most.
+    /// A grant goes out at `now`: gives which probe it is, if it is one: it holds the others back for `patience` at
+    /// most.
     pub(crate) fn grant(&mut self, now: Tick, patience: u64) -> Option<ProbeId> {
         match self.probe {
             Probe::Due => {

@@ -84,7 +84,8 @@ impl Quota {
         Self { units: n, per, burst: None, contract: Contract::Window, unit: Unit::Requests }
     }
 
-    /// `n` per `per` on average; starts full, refills continuously; up to `n` at once unless [`burst`](Self::burst) says otherwise.
+    /// `n` per `per` on average; starts full, refills continuously; up to `n` at once unless [`burst`](Self::burst)
+    /// says otherwise.
     #[must_use]
     pub const fn bucket(n: u32, per: Duration) -> Self {
         Self { units: n, per, burst: None, contract: Contract::Bucket, unit: Unit::Requests }

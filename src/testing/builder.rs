@@ -69,7 +69,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Most requests of a key being served at one time, besides the limits; default: any number, 0 is an error of `start()`.
+    /// Most requests of a key being served at one time, besides the limits; default: any number, 0 is an error of
+    /// `start()`.
     pub fn concurrency(mut self, requests: u32) -> Self {
         self.concurrency = Some(requests);
         self
@@ -148,8 +149,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Answers every request from a list, in order of arrival, instead of limits and `/charge`. Beyond its end: a 500 with
-    /// `x-beyond-script`, counted in [`Stats::beyond_script`](super::Stats::beyond_script).
+    /// Answers every request from a list, in order of arrival, instead of limits and `/charge`. Beyond its end: a 500
+    /// with `x-beyond-script`, counted in [`Stats::beyond_script`](super::Stats::beyond_script).
     pub fn script(mut self, script: Vec<Scripted>) -> Self {
         self.script = Some(script);
         self

@@ -115,8 +115,8 @@ impl Server {
         self.shared.wall()
     }
 
-    /// From now on the first limit in the quota's unit is `quota`, for every key; what was used stays used. If there is no
-    /// such limit, it is added. What [`ServerBuilder::advertise`] said goes on being said.
+    /// From now on the first limit in the quota's unit is `quota`, for every key; what was used stays used. If there is
+    /// no such limit, it is added. What [`ServerBuilder::advertise`] said goes on being said.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if the quota makes no sense; nothing changes.

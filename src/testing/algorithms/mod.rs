@@ -118,7 +118,8 @@ pub(in crate::testing) const NEVER: u64 = u64::MAX;
 pub(in crate::testing) struct Level {
     /// Whole units that would be admitted now.
     pub(in crate::testing) remaining: u64,
-    /// Nanoseconds until the server calls the quota reset: full again if nothing comes, the window's end if it counts in windows.
+    /// Nanoseconds until the server calls the quota reset: full again if nothing comes, the window's end if it counts
+    /// in windows.
     pub(in crate::testing) reset: u64,
 }
 
