@@ -14,7 +14,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use tokio::net::TcpListener;
 
 use super::{
-    algorithms::{self, Algorithm},
+    algorithms::Algorithm,
     charge::Ledger,
     dialects::{Dialect, RetryAfter},
     faults::{Fault, Faults},
@@ -23,7 +23,11 @@ use super::{
     server::Server,
     shared::{Dice, Shared},
 };
-use crate::{client::any_seed, clock, limit::Quota};
+use crate::{
+    client::any_seed,
+    clock,
+    limit::{Quota, tick::nanos_of},
+};
 
 /// Settings of a [`Server`].
 #[derive(Clone, Debug, Default)]
@@ -166,6 +170,9 @@ impl ServerBuilder {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] names the setting that makes no sense; others come from the socket.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done it leaves nothing behind.
     pub async fn start(self) -> io::Result<Server> {
         let port = self.port;
         let shared = Arc::new(self.shared()?);
@@ -202,7 +209,7 @@ impl ServerBuilder {
             body: self.body.unwrap_or(Bytes::from_static(b"ok\n")),
             seed,
             started,
-            epoch: algorithms::nanos(epoch),
+            epoch: nanos_of(epoch),
         })
     }
 

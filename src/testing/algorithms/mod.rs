@@ -8,10 +8,10 @@ mod buckets;
 mod tests;
 mod windows;
 
-use std::{collections::VecDeque, fmt, str::FromStr, time::Duration};
+use std::{collections::VecDeque, fmt, str::FromStr};
 
 use super::names::{self, UnknownName};
-use crate::limit::{Contract, Quota};
+use crate::limit::{Contract, Quota, tick::nanos_of};
 use buckets::{Gcra, LeakyBucket, TokenBucket};
 use windows::{FixedWindow, SlidingCounter, SlidingLog};
 
@@ -153,7 +153,7 @@ impl Rate {
             Contract::Window => quota.units(),
             Contract::Bucket => quota.burst_units(),
         };
-        Self { units: quota.units().into(), per: nanos(quota.per()), burst: burst.into() }
+        Self { units: quota.units().into(), per: nanos_of(quota.per()), burst: burst.into() }
     }
 
     /// Cost in the unit of the continuous meters: one unit is `per`, a nanosecond drains `units`.
@@ -187,11 +187,6 @@ impl Rate {
     fn bucket_contract(&self) -> (u64, Option<u64>) {
         (self.burst, Some(self.time(self.full())))
     }
-}
-
-/// Nanoseconds of a duration, saturating (584 years).
-pub(in crate::testing) fn nanos(time: Duration) -> u64 {
-    clamp(time.as_nanos())
 }
 
 fn clamp(value: u128) -> u64 {
