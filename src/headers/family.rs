@@ -254,8 +254,8 @@ fn strip_word<'t>(text: &'t str, words: &str) -> Option<&'t str> {
     if before.is_empty() { Some(before) } else { before.strip_suffix('-') }
 }
 
-/// The window that a quota's name tells: a period word, `10-second`, or (`first`: Kong writes `30` and `30-azure`) a
-/// bare number of seconds in front.
+/// The window that a quota's name tells: a period word, `10-second`, or (`bare`: Kong writes `30` and `30-azure`) a
+/// number of seconds in front.
 pub(super) fn window_of(name: &str, bare: bool) -> Option<Duration> {
     if name.is_empty() {
         return None;

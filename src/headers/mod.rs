@@ -51,6 +51,7 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, StatusCode};
 
+pub(crate) use body::MAX_BODY;
 pub use explain::{Explanation, Reading, explain};
 
 use crate::Unit;
@@ -110,6 +111,8 @@ pub enum QuotaScope {
 /// Reads a response head, and a small JSON error body where the head names no wait.
 ///
 /// `received` is the wall clock at receipt; dates are measured against the response's own `Date` where it has one.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};

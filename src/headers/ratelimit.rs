@@ -11,7 +11,7 @@ use sfv::{
 use super::{QuotaHint, value};
 use crate::Unit;
 
-/// Most members of one field; a longer one is ignored.
+/// Most members of one field; a longer one is ignored, of a wait the first of them count.
 pub(super) const MAX_MEMBERS: usize = 64;
 
 /// Most bytes of one field, all its lines together.

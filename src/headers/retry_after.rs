@@ -6,11 +6,9 @@ use std::time::Duration;
 use super::{
     QuotaHint,
     date::Clock,
+    ratelimit::MAX_MEMBERS,
     value::{self, Plain},
 };
-
-/// How many joined values of one line are read.
-const MAX_MEMBERS: usize = 64;
 
 /// The fields that name a wait, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

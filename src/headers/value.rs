@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::date::{self, Clock};
+use super::{
+    date::{self, Clock},
+    ratelimit::MAX_MEMBERS,
+};
 
 /// Longest number, time or word that is read; only the digits of a wait may be longer.
 const MAX_SCALAR: usize = 64;
@@ -101,7 +104,7 @@ pub(super) fn longest(text: &[u8], read: impl Fn(&[u8]) -> Option<Duration>) -> 
         return whole;
     }
     let (mut longest, mut before, mut start) = (None, None, 0_usize);
-    for _ in 0..64 {
+    for _ in 0..MAX_MEMBERS {
         let Some(rest) = text.get(start..) else { break };
         let end = start.saturating_add(rest.iter().position(|byte| *byte == b',').unwrap_or(rest.len()));
         for from in [Some(start), before].into_iter().flatten() {
