@@ -41,7 +41,7 @@ pub(crate) struct Notice {
 }
 
 /// A store whose task is gone will not come back; calls that are refused for it are told to ask again after so long.
-const GONE: Duration = Duration::from_secs(1);
+pub(super) const GONE: Duration = Duration::from_secs(1);
 
 impl Hub {
     /// `round_trip`: to the store and back, in microseconds.
