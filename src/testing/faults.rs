@@ -69,6 +69,8 @@ impl Fault {
 /// before the execution or after it, as the dice fall (those that break a body after it, since they send a 200): the
 /// answer is lost either way.
 ///
+/// # Examples
+///
 /// ```
 /// use abide::testing::{Fault, Faults};
 ///

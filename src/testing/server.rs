@@ -34,6 +34,8 @@ use crate::{clock, limit::Quota};
 ///
 /// It runs in real time, as tasks of the runtime that started it: not under tokio's paused clock.
 ///
+/// # Examples
+///
 /// ```
 /// use std::time::Duration;
 /// use abide::{Quota, testing::{Algorithm, Dialect, Server}};

@@ -127,6 +127,9 @@ impl Source {
     ///
     /// # Errors
     /// A URL or a setting that makes no sense, a store that is not there or refuses, results of another input.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done it may have made the group, and acknowledged rows that have their result.
     pub async fn connect(self) -> io::Result<Claims> {
         let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
         let (address, stream) = Address::with_stream(&self.url).map_err(|error| invalid(error.to_string()))?;
