@@ -3,8 +3,9 @@
 //! `cargo run --example otel --features testing`
 //!
 //! For a collector, put `tracing_opentelemetry::layer()` of the crate `tracing-opentelemetry` in place of the layer for
-//! text: it reads the same fields (`otel.name`, `otel.kind`, `otel.status_code`), and makes them a trace. It is left out
-//! here because it brings some thirty crates. Metrics come by the feature `metrics` and any recorder of that facade.
+//! text: it reads the same fields (`otel.name`, `otel.kind`, `otel.status_code`), and makes them a trace. It is left
+//! out here because it brings some thirty crates. Metrics come by the feature `metrics` and any recorder of that
+//! facade.
 
 use abide::{
     Client, http,

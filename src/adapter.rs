@@ -54,7 +54,7 @@ impl CallOptions {
         self
     }
 
-    /// Requests that this one counts for. Default 1.
+    /// Requests that this one counts for. Default 1; zero takes nothing of the quota.
     pub fn cost(self, cost: u32) -> Self {
         self.units(Unit::Requests, cost)
     }
@@ -138,7 +138,7 @@ impl Adapter {
         options.policy.as_ref().unwrap_or(&self.settings.policy).check()?;
         let mut request = Outgoing::new(&self.inner, request, options)?;
         if once {
-            request.is_sent_once();
+            request.send_once();
         }
         run::run(&self.inner, request, transport).await
     }
@@ -177,7 +177,7 @@ macro_rules! setters {
             self.map(|settings| settings.key_by = key_by)
         }
 
-        /// How the service takes idempotency keys.
+        /// How the service takes idempotency keys. Default: [`KeyScheme::default`](crate::KeyScheme::default).
         pub fn key_scheme(self, scheme: crate::KeyScheme) -> Self {
             self.map(|settings| settings.scheme = scheme)
         }

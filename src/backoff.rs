@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
 
+use crate::limit::tick::nanos_of;
+
 /// How much of a backoff is left to chance.
 ///
 /// With `e = min(cap, base · 2^n)` before retry `n` (the first is 0), after the AWS architecture blog's simulator
@@ -147,8 +149,7 @@ impl Backoff {
 
 /// A duration from `low` to `high`, both included, each nanosecond as likely; saturates at 584 years.
 pub(crate) fn uniform(low: Duration, high: Duration, rng: &mut dyn Rng) -> Duration {
-    let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-    let (low, high) = (nanos(low), nanos(high));
+    let (low, high) = (nanos_of(low), nanos_of(high));
     if low >= high { Duration::from_nanos(low) } else { Duration::from_nanos(rng.random_range(low..=high)) }
 }
 

@@ -423,8 +423,8 @@ impl fmt::Debug for Home {
 
 /// Whether this thread is polling a future of tokio's, where blocking is not allowed.
 ///
-/// tokio does not tell, and panics instead. But it gives each poll a budget and none to threads that may block: so it is
-/// spent, and given back.
+/// tokio does not tell, and panics instead. But it gives each poll a budget and none to threads that may block: so it
+/// is spent, and given back.
 fn is_polling() -> bool {
     let mut cx = Context::from_waker(Waker::noop());
     let mut spent = Vec::new();

@@ -36,12 +36,12 @@ impl Default for RetryBudget {
 }
 
 impl RetryBudget {
-    /// Retries per call, 0 to 1.
+    /// Retries per call, 0 to 1; anything else is an error of `build()` or `send()`.
     pub fn ratio(ratio: f64) -> Self {
         Self { ratio, per: Duration::from_secs(10), floor: 10 }
     }
 
-    /// The span that is looked back on. Default 10 s; at least 10 ms.
+    /// The span that is looked back on. Default 10 s; less than 10 ms is an error of `build()` or `send()`.
     #[must_use]
     pub fn per(self, per: Duration) -> Self {
         Self { per, ..self }

@@ -2,10 +2,7 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{IntoHeaderName, USER_AGENT},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, header::USER_AGENT};
 
 use crate::{
     Client, Error, KeyBy, KeyScheme, Limiter, LimiterBuilder, Observer, Policy, Quota,
@@ -105,30 +102,31 @@ impl ClientBuilder {
         self
     }
 
-    /// The rules of each call that brings none of its own.
+    /// The rules of each call that brings none of its own. Default: [`Policy::default`].
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
     /// A limit of the server's, known beforehand. Once per quota: all of them hold for every key, taken together or not
-    /// at all.
+    /// at all. Default: none; what servers advertise is learned either way.
     pub fn quota(self, quota: Quota) -> Self {
         self.limits(|limits| limits.quota(quota))
     }
 
-    /// The share of an advertised limit that is left unused, 0 to 1. Default 0.02; a configured quota is used as
-    /// written.
+    /// The share of an advertised limit that is left unused, from 0 to below 1. Default 0.02; a configured quota is
+    /// used as written.
     pub fn headroom(self, share: f64) -> Self {
         self.limits(|limits| limits.headroom(share))
     }
 
-    /// Requests of one key under way at once, until the body of the response is read or dropped. Default: no bound.
+    /// Requests of one key under way at once, until the body of the response is read or dropped. Default: no bound;
+    /// zero is an error of `build()`.
     pub fn max_in_flight(self, requests: u32) -> Self {
         self.limits(|limits| limits.max_in_flight(requests))
     }
 
-    /// Keeps the limits of each key together with all processes of a fleet.
+    /// Keeps the limits of each key together with all processes of a fleet. Default: no fleet.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     pub fn fleet(self, fleet: crate::fleet::Fleet) -> Self {
@@ -149,7 +147,7 @@ impl ClientBuilder {
         self
     }
 
-    /// How the service takes idempotency keys.
+    /// How the service takes idempotency keys. Default: [`KeyScheme::default`].
     pub fn key_scheme(mut self, scheme: KeyScheme) -> Self {
         self.scheme = scheme;
         self
@@ -162,7 +160,8 @@ impl ClientBuilder {
     }
 
     /// Credential headers besides the built-in ones: part of the limiter key, dropped on a change of origin, never
-    /// printed.
+    /// printed. Built in are `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`, `Api-Key`, `X-Auth-Token`,
+    /// `PRIVATE-TOKEN` and every value marked sensitive.
     pub fn sensitive_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.sensitive.extend(names);
         self
@@ -230,7 +229,7 @@ impl ClientBuilder {
             ));
         }
         if let Some(user_agent) = self.user_agent {
-            set(&mut defaults, USER_AGENT, user_agent?);
+            defaults.insert(USER_AGENT, user_agent?);
         }
         for name in &self.sensitive {
             defaults.get_mut(name).into_iter().for_each(|value| value.set_sensitive(true));
@@ -266,11 +265,8 @@ impl ClientBuilder {
     }
 }
 
-fn set(headers: &mut HeaderMap, name: impl IntoHeaderName, value: HeaderValue) {
-    headers.insert(name, value);
-}
-
-/// A connection that takes longer, or is silent for longer, is not worth waiting for: architecture «Defaults».
+/// reqwest has neither by itself: a host that is gone would be waited for by the system's patience, which is minutes,
+/// and one that falls silent for ever.
 fn http_defaults() -> reqwest::ClientBuilder {
     reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).read_timeout(Duration::from_secs(60))
 }

@@ -317,7 +317,7 @@ impl Call {
             Verdict::ThrottledFor(wait) => Some(named.map_or(wait, |named| named.max(wait))),
             _ => named,
         };
-        // 0 and the past are no wait named: standards §1.1.
+        // RFC 9110 §10.2.3 names the least wait: 0, and a date that is past, leave it to the backoff.
         asked.filter(|wait| !wait.is_zero())
     }
 

@@ -146,8 +146,8 @@ impl Client {
         run::run(&self.inner, request, self).await
     }
 
-    /// A user name in the URL becomes a header, as reqwest makes it of a URL that it is given: RFC 9110 §4.2.4 forbids to
-    /// send it as it is.
+    /// A user name in the URL becomes a header, as reqwest makes it of a URL that it is given: RFC 9110 §4.2.4 forbids
+    /// to send it as it is.
     fn without_user(&self, mut request: Request) -> Result<Request, Error> {
         if request.url().username().is_empty() && request.url().password().is_none() {
             return Ok(request);

@@ -40,7 +40,8 @@ pub enum Stop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Note {
-    /// A 412 after an attempt that was sent and has no usable answer: that attempt may have been the one that changed the resource.
+    /// A 412 after an attempt that was sent and has no usable answer: that attempt may have been the one that changed
+    /// the resource.
     MaybeApplied,
     /// The body is longer than the buffer, so it was neither classified nor retried.
     BufferLimit,

@@ -63,6 +63,7 @@ pub(crate) struct Credentials {
     except: Option<HeaderName>,
 }
 
+/// By convention, not by a standard: AWS API Gateway's, Azure's, OpenStack's and GitLab's.
 static CUSTOM: [HeaderName; 4] = [
     HeaderName::from_static("x-api-key"),
     HeaderName::from_static("api-key"),

@@ -22,9 +22,9 @@
 //! ```
 //!
 //! The guide has the [flow and what always holds](guide::flow), [tuning](guide::tuning),
-//! [tests of your own](guide::testing), [security](guide::security), and
-//! [coming from reqwest-retry, governor or backon](guide::migrating). `examples/` has recipes for Stripe, GitHub,
-//! OpenAI, Shopify and Discord, which run offline.
+//! [one limit for many machines](guide::fleet), [tests of your own](guide::testing), [telemetry](guide::telemetry),
+//! [security](guide::security), and [coming from reqwest-retry, governor or backon](guide::migrating). `examples/` has
+//! recipes for Stripe, GitHub, OpenAI, Shopify and Discord, which run offline.
 //!
 //! # Features
 //!
@@ -38,9 +38,9 @@
 //! | `blocking` | `blocking::Client`, for scripts |
 //! | `metrics` | histograms, counters and gauges through the `metrics` facade |
 //! | `redis` | `fleet::Fleet`, one limit for many processes, kept in Redis or Valkey |
-//! | `bulk` | `bulk::Bulk`, jobs of many requests, journaled and resumable |
+//! | `bulk` | `bulk::Bulk`, jobs of many requests, journaled and resumable; with `redis` also rows from a stream |
 //! | `testing` | `testing::Server`, the practice server, and the transport in memory |
-//! | `cli` | the command `abide` |
+//! | `cli` | the command `abide`: `run`, `push`, `explain`, `serve` |
 //!
 //! Spans and events go to `tracing` without a feature; while nobody listens they are a flag that is read.
 //!

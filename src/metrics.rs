@@ -21,7 +21,7 @@ use metrics::{Label, counter, gauge, histogram};
 use reqwest::{Response, Url};
 
 use crate::{
-    Error, Key, Limiter, Unit, clock,
+    Error, Key, Limiter, clock,
     history::{Attempt, History, Stop},
     limit::Refused,
 };
@@ -89,21 +89,12 @@ pub(crate) fn limits(host: &str, limiter: &Limiter, key: &Key) {
     let Some(snapshot) = limiter.snapshot(key) else { return };
     let address = || Label::new("server.address", host.to_owned());
     for (unit, left) in &snapshot.left {
-        gauge!("abide.limiter.left", vec![address(), Label::new("abide.unit", unit_name(unit))]).set(*left as f64);
+        gauge!("abide.limiter.left", vec![address(), Label::new("abide.unit", unit.to_string())]).set(*left as f64);
     }
     let paused = snapshot.paused_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(clock::now()));
     gauge!("abide.limiter.waiting", vec![address()]).set(snapshot.waiting as f64);
     gauge!("abide.limiter.in_flight", vec![address()]).set(snapshot.in_flight);
     gauge!("abide.limiter.paused", vec![address()]).set(paused);
-}
-
-fn unit_name(unit: &Unit) -> String {
-    match unit {
-        Unit::Requests => "requests".to_owned(),
-        Unit::Tokens => "tokens".to_owned(),
-        Unit::Bytes => "bytes".to_owned(),
-        other => format!("{other:?}"),
-    }
 }
 
 fn reason(refused: &Refused) -> &'static str {

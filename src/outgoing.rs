@@ -152,10 +152,7 @@ impl Outgoing {
     pub(crate) fn repeat(&self, client: &Inner) -> Repeat {
         let headers = self.template.headers();
         Repeat {
-            idempotent: self.options.idempotent
-                || is_idempotent(self.method())
-                || headers.contains_key(IF_MATCH)
-                || headers.contains_key(IF_UNMODIFIED_SINCE),
+            idempotent: self.options.idempotent || is_repeatable(self.method(), headers),
             key_lifetime: self.keyed.as_ref().map(|_| client.scheme.good_for()),
             retry_conflict: client.scheme.retries_conflict(),
             replayable: self.is_replayable(),
@@ -182,9 +179,9 @@ impl Outgoing {
         Ok(())
     }
 
-    #[cfg(any(feature = "tower", feature = "middleware"))]
     /// The body is with the transport, which has it only once.
-    pub(crate) fn is_sent_once(&mut self) {
+    #[cfg(any(feature = "tower", feature = "middleware"))]
+    pub(crate) fn send_once(&mut self) {
         self.payload = Payload::Once(Some(Body::default()));
     }
 
@@ -294,6 +291,12 @@ impl Outgoing {
 /// RFC 9110 §9.2.2; QUERY by RFC 10008. Methods are case-sensitive.
 pub(crate) fn is_idempotent(method: &Method) -> bool {
     method.is_idempotent() || method.as_str() == "QUERY"
+}
+
+/// Whether a request is safe to repeat as it is: by its method, or because a precondition fails once it was applied
+/// (RFC 9110 §13.1.1, §13.1.4).
+pub(crate) fn is_repeatable(method: &Method, headers: &HeaderMap) -> bool {
+    is_idempotent(method) || headers.contains_key(IF_MATCH) || headers.contains_key(IF_UNMODIFIED_SINCE)
 }
 
 /// Each default that the request does not set itself.

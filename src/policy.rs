@@ -103,7 +103,7 @@ impl Policy {
 
     /// How long the whole call may take: limiter waits, attempts, sleeps, buffered body. Default 120 s.
     ///
-    /// A wait that would end past it is not begun.
+    /// A wait that would end past it is not begun. Zero: a call ends before anything is sent.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }

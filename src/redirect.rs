@@ -1,6 +1,6 @@
 //! Where an answer points, and whether it is followed.
 //!
-//! Invariant: pure. Rules: RFC 9110 §15.4, RFC 10008 for QUERY, architecture «Redirects».
+//! Invariant: pure. Rules: RFC 9110 §15.4, RFC 10008 for QUERY. One that is not followed is handed over as it is.
 
 use http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use reqwest::Url;

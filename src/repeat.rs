@@ -1,6 +1,7 @@
 //! What is safe to repeat.
 //!
-//! Invariant: pure. No verdict lifts these rules: RFC 9110 §9.2.2, standards §1.2, §5.3.
+//! Invariant: pure. No verdict lifts these rules: RFC 9110 §9.2.2, and for keys
+//! draft-ietf-httpapi-idempotency-key-header-06 §2.
 
 use std::time::Duration;
 

@@ -11,7 +11,8 @@ use crate::{
     error::BoxError,
 };
 
-/// How [`AbideLayer`](crate::tower::AbideLayer) has a body once more for each attempt: [`Known`], [`Cloned`] or [`Buffered`].
+/// How [`AbideLayer`](crate::tower::AbideLayer) has a body once more for each attempt: [`Known`], [`Cloned`] or
+/// [`Buffered`].
 pub trait Replay<B>: sealed::Replay<B> {}
 
 impl<B, T: sealed::Replay<B>> Replay<B> for T {}

@@ -132,7 +132,7 @@ impl RequestBuilder {
         self
     }
 
-    /// Requests that this one counts for. Default 1.
+    /// Requests that this one counts for. Default 1; zero takes nothing of the quota.
     pub fn cost(self, cost: u32) -> Self {
         self.units(Unit::Requests, cost)
     }
@@ -149,19 +149,21 @@ impl RequestBuilder {
         self
     }
 
-    /// How long this call may take, limiter waits and retries included, in place of the policy's deadline.
+    /// How long this call may take, limiter waits and retries included, in place of the policy's deadline. Zero: it
+    /// ends before anything is sent.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.options.deadline = Some(deadline);
         self
     }
 
-    /// The rules of this call.
+    /// The rules of this call, in place of the client's. What makes no sense is an error of `send()`.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
     }
 
-    /// Reads the body, at most so many bytes, inside the attempt, so that a broken body is retried.
+    /// Reads the body, at most so many bytes, inside the attempt, so that a broken body is retried. Default: it is
+    /// handed over as it comes.
     ///
     /// A longer one is handed over as it comes, and the history notes
     /// [`BufferLimit`](crate::Note::BufferLimit).

@@ -1,8 +1,8 @@
 //! What the limiter is told of an answer, and where a wait may still be found.
 //!
-//! Invariant: pure. The rules of architecture «Pause».
+//! Invariant: pure. A key is paused and taught by the fresh word of its own origin, and by nothing else.
 
-use http::{HeaderName, StatusCode, header};
+use http::{StatusCode, header};
 use reqwest::Response;
 
 use crate::{Policy, Verdict, headers::Hints};
@@ -61,8 +61,7 @@ pub(crate) fn may_be_in_body(response: &Response, hints: &Hints, policy: &Policy
 }
 
 fn is_json(response: &Response) -> bool {
-    const JSON: HeaderName = header::CONTENT_TYPE;
-    let kind = response.headers().get(JSON).and_then(|kind| kind.to_str().ok());
+    let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     kind.is_some_and(|kind| {
         kind.split(';').next().is_some_and(|kind| kind.trim().to_ascii_lowercase().ends_with("json"))
     })

@@ -34,7 +34,8 @@ pub enum Verdict {
     Accept,
     /// Failed, and another attempt may mend it.
     Retry,
-    /// Refused for its rate: the key is paused, the retry waits for what the server asked, else for the throttle backoff.
+    /// Refused for its rate: the key is paused, the retry waits for what the server asked, else for the throttle
+    /// backoff.
     Throttled,
     /// Refused for its rate, with a wait that only the classifier knows; never shorter than what the server asked.
     ThrottledFor(Duration),
@@ -234,8 +235,8 @@ fn is_retried(status: StatusCode, evidence: &Evidence<'_>, statuses: &Statuses) 
 static REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 static REPEATABILITY: HeaderName = HeaderName::from_static("repeatability-result");
 
-/// A stored answer, or a key that is known with another request: the same will come again (standards: Stripe, OASIS
-/// Repeatable Requests 1.0).
+/// A stored answer, or a key that is known with another request: the same will come again. docs.stripe.com,
+/// «Idempotent requests», 2026-10; OASIS Repeatable Requests 1.0.
 fn is_final(headers: &HeaderMap) -> bool {
     let says = |name: &HeaderName, word: &[u8]| {
         headers.get(name).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(word))

@@ -56,11 +56,11 @@ struct Head {
     long: bool,
 }
 
-/// What of an unwanted body is read, so that its connection can be used again: architecture «Retries».
+/// What of an unwanted body is read, so that its connection can be used again: beyond, a new one costs less.
 const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 
-/// What of an error body is read for a wait that the head does not name: architecture «Retries».
-const ERROR_BODY: (usize, Duration) = (16 * 1024, Duration::from_millis(250));
+/// What of an error body is read for a wait that the head does not name. It is small, and follows its head at once.
+const ERROR_BODY: (usize, Duration) = (headers::MAX_BODY, Duration::from_millis(250));
 
 impl<'a, T: Transport> Wire<'a, T> {
     pub(crate) fn new(

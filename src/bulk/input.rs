@@ -14,7 +14,7 @@ use flate2::bufread::MultiGzDecoder;
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-use super::{Job, hash, rows};
+use super::{Job, hash, results::named, rows};
 
 /// A stream of [`Job`]s from lines: each a JSON object or a bare URL, which is a GET. Compressed or not is told by the
 /// first bytes. A thread reads, a few rows ahead.
@@ -56,10 +56,9 @@ impl Input {
     /// It cannot be opened, or is a folder.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let file = File::open(path).map_err(named)?;
-        if file.metadata().map_err(named)?.is_dir() {
-            return Err(named(io::Error::from(io::ErrorKind::IsADirectory)));
+        let file = File::open(path).map_err(|error| named(path, &error))?;
+        if file.metadata().map_err(|error| named(path, &error))?.is_dir() {
+            return Err(named(path, &io::ErrorKind::IsADirectory.into()));
         }
         Ok(Self::from_reader(file))
     }

@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use http::header::{IF_MATCH, IF_UNMODIFIED_SINCE};
 use reqwest::Request;
 use serde_json::value::RawValue;
 
 use super::{claim::Claim, hash};
-use crate::{Key, Unit, outgoing::is_idempotent};
+use crate::{Key, Unit, outgoing::is_repeatable};
 
 /// One row of a run.
 ///
@@ -125,12 +124,7 @@ impl Job {
 
     /// Safe to repeat without a key.
     pub(super) fn is_idempotent(&self) -> bool {
-        self.request.as_ref().is_ok_and(|request| {
-            let headers = request.headers();
-            is_idempotent(request.method())
-                || headers.contains_key(IF_MATCH)
-                || headers.contains_key(IF_UNMODIFIED_SINCE)
-        })
+        self.request.as_ref().is_ok_and(|request| is_repeatable(request.method(), request.headers()))
     }
 
     /// Bytes that it keeps in memory, roughly.

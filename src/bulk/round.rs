@@ -16,8 +16,8 @@ pub(super) enum Again {
     TooLong,
 }
 
-/// api: a throttled row is queued again, until an asked wait exceeds `max_server_wait`. What the policy says may not be
-/// repeated is not.
+/// A throttled row goes on, until an asked wait exceeds `max_server_wait`: a rate limit is no failure. What the policy
+/// says may not be repeated is not.
 pub(super) fn again(end: &Result<Answer, Error>, refused: bool) -> Again {
     match end {
         Ok(answer) if refused => match answer.stop {

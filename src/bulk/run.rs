@@ -86,7 +86,8 @@ const AHEAD_BYTES: usize = 16 << 20;
 /// Outcomes that are written at once.
 const BATCH: usize = 256;
 
-/// A lane whose server let nothing through for so long gives its throttled rows up: api.
+/// A lane whose server let nothing through for so long gives its throttled rows up: what it would let through later is
+/// for a later run.
 const GIVE_UP: Duration = Duration::from_secs(600);
 
 /// Why a row is given up whose lane is paused for longer than it may wait.

@@ -97,8 +97,8 @@ impl Bulk {
         Self { resume: true, ..self }
     }
 
-    /// As [`resume`](Self::resume), and rows that failed are sent again; their last result counts. A failed row may have
-    /// been executed, and is then executed twice unless it is keyed or idempotent.
+    /// As [`resume`](Self::resume), and rows that failed are sent again; their last result counts. A failed row may
+    /// have been executed, and is then executed twice unless it is keyed or idempotent.
     pub fn retry_failed(self) -> Self {
         Self { resume: true, retry_failed: true, ..self }
     }
@@ -115,19 +115,22 @@ impl Bulk {
         Self { keys: true, ..self }
     }
 
-    /// Stops once so many rows of this run have failed. What is on the wire may come back.
+    /// Stops once so many rows of this run have failed; zero is an error of the run. What is on the wire may come back.
+    /// Default: never.
     pub fn stop_after(mut self, failed: u64) -> Self {
         self.rules.stop_after = Some(failed);
         self
     }
 
-    /// Stops once more than this share, 0 to 1, of the rows of this run have failed; judged from 20 rows on.
+    /// Stops once more than this share, 0 to 1 (anything else is an error of the run), of the rows of this run have
+    /// failed; judged from 20 rows on. Default: never.
     pub fn stop_rate(mut self, share: f64) -> Self {
         self.rules.stop_rate = Some(share);
         self
     }
 
-    /// Stops when the first 10 answers of an origin were all 401 or 403: the credentials are refused.
+    /// Stops when the first 10 answers of an origin (all, if there are fewer) were 401 or 403: the credentials are
+    /// refused. Default: it goes on.
     pub fn stop_on_refused_credentials(mut self) -> Self {
         self.rules.credentials = true;
         self

@@ -8,6 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::Outcome;
+use crate::Waited;
 
 /// A run over time. Bins grow twice as wide whenever there would be too many.
 #[derive(Clone, Debug)]
@@ -18,7 +19,8 @@ pub(super) struct Stats {
     /// Of rows, by their last answer; 0: none.
     pub(super) statuses: BTreeMap<u16, u64>,
     pub(super) failures: BTreeMap<&'static str, u64>,
-    pub(super) waits: Waits,
+    /// Of all rows.
+    pub(super) waits: Waited,
     pub(super) latency: Latency,
     pub(super) slowest: Vec<Seen>,
     pub(super) failed: Vec<Seen>,
@@ -33,14 +35,6 @@ pub(super) struct Bin {
     /// Answers by class, 0: none, 1: throttled.
     pub(super) answers: [u64; 6],
     pub(super) latency: Latency,
-}
-
-/// Waits of all rows, by cause.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Waits {
-    pub(super) limiter: Duration,
-    pub(super) backoff: Duration,
-    pub(super) server: Duration,
 }
 
 /// A row to be shown.
@@ -73,7 +67,7 @@ impl Stats {
             bins: VecDeque::new(),
             statuses: BTreeMap::new(),
             failures: BTreeMap::new(),
-            waits: Waits::default(),
+            waits: Waited::default(),
             latency: Latency::default(),
             slowest: Vec::new(),
             failed: Vec::new(),

@@ -20,6 +20,8 @@ use crate::{Backoff, Error, clock};
 /// learned, and the pauses of each key of the same text. A task on the runtime of
 /// [`connect`](FleetBuilder::connect) does the talking; it ends with the last clone and the last limiter.
 ///
+/// # Examples
+///
 /// ```no_run
 /// use abide::{Client, Quota, fleet::Fleet};
 ///
@@ -124,7 +126,8 @@ pub struct FleetBuilder {
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl FleetBuilder {
-    /// What the names of all keys in the store begin with. Default `abide`. Fleets of different names share nothing.
+    /// What the names of all keys in the store begin with. Default `abide`; empty or with braces it is an error of
+    /// `connect()`. Fleets of different names share nothing.
     pub fn name(mut self, prefix: impl Into<String>) -> Self {
         self.name = prefix.into();
         self
@@ -136,7 +139,8 @@ impl FleetBuilder {
         self
     }
 
-    /// What the store may take for an answer; after that it counts as lost. No call waits longer for it. Default 50 ms.
+    /// What the store may take for an answer; after that it counts as lost. No call waits longer for it. Default 50 ms;
+    /// zero is an error of `connect()`.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -154,11 +158,11 @@ impl FleetBuilder {
     /// `is_builder`: a URL that makes no sense, a timeout of zero, a name that is empty or has braces, shares of zero
     /// processes. `is_connect`: the store cannot be reached within 5 s.
     ///
-    /// # Cancel safety
-    /// Dropped before it is done it leaves nothing behind.
-    ///
     /// # Panics
     /// Outside of a tokio runtime.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done it leaves nothing behind.
     pub async fn connect(self) -> Result<Fleet, Error> {
         let address = self.address?;
         if self.timeout.is_zero() {

@@ -41,7 +41,7 @@ pub(crate) struct Notice {
 }
 
 /// A store whose task is gone will not come back; calls that are refused for it are told to ask again after so long.
-const GONE: Duration = Duration::from_secs(1);
+pub(super) const GONE: Duration = Duration::from_secs(1);
 
 impl Hub {
     /// `round_trip`: to the store and back, in microseconds.
@@ -64,8 +64,8 @@ impl Hub {
         &self.view
     }
 
-    /// Asks the task to look at a key. Without its runtime the task is gone, and the store with it. Gives whether it was
-    /// told.
+    /// Asks the task to look at a key. Without its runtime the task is gone, and the store with it. Gives whether it
+    /// was told.
     pub(crate) fn notice(&self, notice: Notice, now: Instant) -> bool {
         let told = self.notices.send(notice).is_ok();
         if !told {

@@ -179,7 +179,8 @@ impl Lease {
         self.commit(more, now);
     }
 
-    /// What was sent at `sent` cost `less` than it was charged: it goes back to the slice it came from, if that is known.
+    /// What was sent at `sent` cost `less` than it was charged: it goes back to the slice it came from, if that is
+    /// known.
     pub(crate) fn refund(&mut self, less: u64, sent: Tick) {
         if self.owed.take_back(less, sent) {
             self.sent.take_back(less, sent);
@@ -286,8 +287,8 @@ impl Lease {
         self.fresh = true;
     }
 
-    /// From now on it is kept by this process alone, or not at all. Gives the share that holds, and how much of it may be
-    /// used until a window has passed since the last reply, if there was one.
+    /// From now on it is kept by this process alone, or not at all. Gives the share that holds, and how much of it may
+    /// be used until a window has passed since the last reply, if there was one.
     pub(crate) fn part(&mut self, keeping: Keeping, held: u64, now: Tick) -> (Quota, Option<u64>) {
         self.keeping = keeping;
         // Nobody takes them any more, and they would keep the key in memory.

@@ -6,10 +6,15 @@
 //!
 //! | file | what for |
 //! | --- | --- |
+//! | `terms` | a quota as the store keeps it, and the part of it that one process may use alone; pure |
 //! | `lease` | what this process has leased of one quota, and what it owes; pure |
 //! | `share` | when a key asks the store, and what holds while the store is away; pure |
+//! | `store` | what is asked of a store, and what it answers |
+//! | `hub` | what the keys and the task tell each other |
+//! | `link`, `redis` | where a store is, and how it is asked |
 //! | `lease.lua` | the store's one decision, by the store's own clock |
 //! | `task` | the one task of a fleet: all of its I/O |
+//! | `builder` | the public face |
 #![cfg_attr(not(feature = "redis"), expect(dead_code, unreachable_pub, reason = "nothing makes a fleet"))]
 
 pub(crate) mod terms;

@@ -237,8 +237,8 @@ fn what_is_owed_is_no_debt_of_a_window() {
     assert_eq!(script.call(vec![line(&quota, 1_024_000)], 5_540_000).granted[0].left, 60 - units);
 }
 
-/// However late what was granted is sent: in any span t no more than burst + n·t/per. A burst of less than what comes back
-/// during a lease, and one unit, is beyond that.
+/// However late what was granted is sent: in any span t no more than burst + n·t/per. A burst of less than what comes
+/// back during a lease, and one unit, is beyond that.
 #[test]
 fn a_bucket_holds_though_its_leases_are_sent_late() {
     if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {

@@ -1,7 +1,7 @@
 //! How cost and error grow with processes and keys: whole fleets over a store in memory, in virtual time.
 //!
-//! `ABIDE_LONG=1 cargo test --release --all-features --lib fleet::simulation -- --nocapture` prints the table of
-//! `benches/README.md`; without `ABIDE_LONG` its smallest rows.
+//! `ABIDE_LONG=1 cargo test --release --all-features --lib fleet::simulation -- --nocapture` prints all rows of the
+//! table; without `ABIDE_LONG` its smallest.
 
 use std::{
     sync::{Arc, Mutex},

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    hub::{Notice, View},
+    hub::{GONE, Notice, View},
     store::{Lost, Reply, Request, Store},
 };
 use crate::{
@@ -315,8 +315,8 @@ impl Task {
     }
 }
 
-/// The answer, by `until`. A timer that fires late says that this process was held up, not that the store was: it has as
-/// long again to read what has come meanwhile.
+/// The answer, by `until`. A timer that fires late says that this process was held up, not that the store was: it has
+/// as long again to read what has come meanwhile.
 async fn answer_by(
     until: Option<Instant>,
     mut exchange: Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>,
@@ -337,7 +337,7 @@ const ON_TIME: Duration = Duration::from_millis(3);
 impl Drop for Task {
     fn drop(&mut self) {
         let now = clock::now();
-        self.view.lose(now.checked_add(Duration::from_secs(1)).unwrap_or(now));
+        self.view.lose(now.checked_add(GONE).unwrap_or(now));
         self.link = Link::Down { until: now, key: None };
         let flights = std::mem::take(&mut self.flights);
         self.asking.extend(flights.into_iter().map(|airborne| airborne.cell));

@@ -6,7 +6,7 @@
 //! | [`headers`] | what is read of a response |
 //! | [`verdicts`] | what comes of each status, by kind of call |
 //! | [`tuning`] | API clients, bulk jobs, integrations on many machines |
-//! | [`fleet`] | one limit for many machines, and what holds while the store is away |
+//! | [`fleet`] | one limit, or one job, for many machines, and what holds while the store is away |
 //! | [`testing`] | tests of your own code around abide |
 //! | [`telemetry`] | spans, metrics, events |
 //! | [`security`] | keys, credentials, hostile servers |

@@ -288,7 +288,8 @@ impl<'h> Group<'_, 'h> {
         };
     }
 
-    /// Strava: `600,30000` beside `92,10757`. Lists of one length are read by position; a limit list alone is a draft's.
+    /// Strava: `600,30000` beside `92,10757`. Lists of one length are read by position; a limit list alone is a
+    /// draft's.
     fn positional(&self, found: &mut Drafts<'h>) -> bool {
         let Some(limits) = self.list(|role| matches!(role, Role::Limit | Role::Whole)) else { return false };
         let same = |list: &Vec<f64>| list.len() == limits.len();

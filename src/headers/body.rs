@@ -9,7 +9,8 @@ use super::{
     value::{self, Plain},
 };
 
-const MAX_BODY: usize = 16 * 1024;
+/// Bytes of a body that are read. Those that tell a wait have some hundred.
+pub(crate) const MAX_BODY: usize = 16 * 1024;
 const MAX_DEPTH: u32 = 32;
 
 /// `google.rpc.RetryInfo`, then `parameters.retry_after` (Telegram), then `retry_after` at the top (Discord): seconds.

@@ -185,8 +185,8 @@ fn at(weekday: &str, (day, month, year): (&str, &str, u64), time: &str) -> Optio
     Some(if year < 1970 { 0 } else { unix_nanos(parsed) })
 }
 
-/// ISO 8601 / RFC 3339 in nanoseconds of Unix time: a blank for `T`; seconds, fraction and zone may be missing, no zone is
-/// UTC (Jira Cloud sends `2024-03-05T11:00Z`).
+/// ISO 8601 / RFC 3339 in nanoseconds of Unix time: a blank for `T`; seconds, fraction and zone may be missing, no zone
+/// is UTC (Jira Cloud sends `2024-03-05T11:00Z`).
 pub(super) fn iso(text: &[u8]) -> Option<i128> {
     let (date, rest) = text.split_at_checked(10)?;
     let [year @ .., b'-', m1, m2, b'-', d1, d2] = date else { return None };

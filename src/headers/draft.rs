@@ -101,8 +101,8 @@ impl<'h> Drafts<'h> {
         }
     }
 
-    /// Gives each quota the policy that belongs to it; `single`: only when no other one does. From the back, because what
-    /// is taken moves up what follows.
+    /// Gives each quota the policy that belongs to it; `single`: only when no other one does. From the back, because
+    /// what is taken moves up what follows.
     fn absorb(&mut self, single: bool, belongs: impl Fn(&Draft<'_>, &Draft<'_>) -> bool) {
         for index in (0..self.0.len()).rev() {
             let Some(quota) = self.0.get(index).filter(|quota| !quota.policy) else { continue };

@@ -20,8 +20,8 @@ use super::{
 pub struct Explanation {
     /// What the response says, as [`read`](super::read) has it.
     pub hints: Hints,
-    /// The wait to keep before a retry, should the answer count as throttled: the one named, else the longest reset of an
-    /// exhausted quota, else of those that do not tell what is left.
+    /// The wait to keep before a retry, should the answer count as throttled: the one named, else the longest reset of
+    /// an exhausted quota, else of those that do not tell what is left.
     pub asked_wait: Option<std::time::Duration>,
     /// The headers that had a part in it, in order.
     pub readings: Vec<Reading>,

@@ -254,7 +254,7 @@ fn strip_word<'t>(text: &'t str, words: &str) -> Option<&'t str> {
     if before.is_empty() { Some(before) } else { before.strip_suffix('-') }
 }
 
-/// The window that a quota's name tells: a period word, `10-second`, or (`first`: Kong writes `30` and `30-azure`) a bare
+/// The window that a quota's name tells: a period word, `10-second`, or (`bare`: Kong writes `30` and `30-azure`) a
 /// number of seconds in front.
 pub(super) fn window_of(name: &str, bare: bool) -> Option<Duration> {
     if name.is_empty() {
@@ -348,8 +348,8 @@ pub(super) enum Interest {
     Limit,
 }
 
-/// Sorts out what cannot be about limits, eight bytes of a name at a time: the common headers have few of the letters that
-/// `limit`, `remain`, `retry`, `quota` and `floodcontrol` have.
+/// Sorts out what cannot be about limits, eight bytes of a name at a time: the common headers have few of the letters
+/// that `limit`, `remain`, `retry`, `quota` and `floodcontrol` have.
 pub(super) fn interest(name: &str) -> Option<Interest> {
     let bytes = name.as_bytes();
     // No name about limits is shorter than `ratelimit`.

@@ -51,6 +51,7 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, StatusCode};
 
+pub(crate) use body::MAX_BODY;
 pub use explain::{Explanation, Reading, explain};
 
 use crate::Unit;
@@ -111,6 +112,8 @@ pub enum QuotaScope {
 ///
 /// `received` is the wall clock at receipt; dates are measured against the response's own `Date` where it has one.
 ///
+/// # Examples
+///
 /// ```
 /// use std::time::{Duration, SystemTime};
 /// use abide::headers;
@@ -151,8 +154,8 @@ pub fn read(status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>, receiv
     Hints { retry_after, should_retry: waits.word(), refused, quotas }
 }
 
-/// The wait that a throttled answer asks for: the one named; else the longest reset of the quotas with nothing left; else
-/// that of the quotas that do not tell what is left.
+/// The wait that a throttled answer asks for: the one named; else the longest reset of the quotas with nothing left;
+/// else that of the quotas that do not tell what is left.
 #[must_use]
 pub(crate) fn asked_wait(hints: &Hints) -> Option<Duration> {
     let longest = |remaining: Option<f64>| {

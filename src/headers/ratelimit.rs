@@ -1,5 +1,5 @@
-//! The IETF fields of all drafts: numbers with parameters (-01 to -06), and lists of named items (-08 to -11), the latter
-//! read by `sfv` (RFC 9651). A number parameter that is not a whole number voids the field.
+//! The IETF fields of all drafts: numbers with parameters (-01 to -06), and lists of named items (-08 to -11), the
+//! latter read by `sfv` (RFC 9651). A number parameter that is not a whole number voids the field.
 
 use std::{error, fmt, time::Duration};
 
@@ -11,7 +11,7 @@ use sfv::{
 use super::{QuotaHint, value};
 use crate::Unit;
 
-/// Most members of one field; a longer one is ignored.
+/// Most members of one field; a longer one is ignored, of a wait the first of them count.
 pub(super) const MAX_MEMBERS: usize = 64;
 
 /// Most bytes of one field, all its lines together.
@@ -46,8 +46,8 @@ pub(super) fn named(line: &[u8], found: &mut impl FnMut(QuotaHint)) -> Option<()
     Some(())
 }
 
-/// What strict readers refuse and servers send: several strings before the first parameter, of which the last is the name
-/// (Hugging Face), a `;` at the end, a partition key that is no base64.
+/// What strict readers refuse and servers send: several strings before the first parameter, of which the last is the
+/// name (Hugging Face), a `;` at the end, a partition key that is no base64.
 fn mended(member: &[u8]) -> Option<QuotaHint> {
     let mut text = Vec::with_capacity(member.len());
     for piece in value::pieces(member, b';') {

@@ -6,11 +6,9 @@ use std::time::Duration;
 use super::{
     QuotaHint,
     date::Clock,
+    ratelimit::MAX_MEMBERS,
     value::{self, Plain},
 };
-
-/// How many joined values of one line are read.
-const MAX_MEMBERS: usize = 64;
 
 /// The fields that name a wait, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +90,8 @@ impl Waits {
         self.should_retry = Some(word && self.should_retry.unwrap_or(true));
     }
 
-    /// fastify-rate-limit 8.0 sent milliseconds (its issue 301). Only an exhausted quota of the same response proves it.
+    /// fastify-rate-limit 8.0 sent milliseconds (its issue 301). Only an exhausted quota of the same response proves
+    /// it.
     fn milliseconds_by_mistake(&self, wait: Duration, quotas: &[QuotaHint]) -> Option<Duration> {
         if self.bare != Some(wait) || wait < Duration::from_secs(1000) {
             return None;

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::date::{self, Clock};
+use super::{
+    date::{self, Clock},
+    ratelimit::MAX_MEMBERS,
+};
 
 /// Longest number, time or word that is read; only the digits of a wait may be longer.
 const MAX_SCALAR: usize = 64;
@@ -101,7 +104,7 @@ pub(super) fn longest(text: &[u8], read: impl Fn(&[u8]) -> Option<Duration>) -> 
         return whole;
     }
     let (mut longest, mut before, mut start) = (None, None, 0_usize);
-    for _ in 0..64 {
+    for _ in 0..MAX_MEMBERS {
         let Some(rest) = text.get(start..) else { break };
         let end = start.saturating_add(rest.iter().position(|byte| *byte == b',').unwrap_or(rest.len()));
         for from in [Some(start), before].into_iter().flatten() {
@@ -161,8 +164,8 @@ fn ceil_millis(nanos: u128) -> Duration {
     Duration::from_millis(u64::try_from(nanos.div_ceil(NANOS_PER_MILLI)).unwrap_or(u64::MAX))
 }
 
-/// The forms are disjoint: a number has digits and one dot; a duration ends in a unit letter; a clock has two colons and
-/// no letter; ISO 8601 has `-` as its fifth byte; an HTTP-date starts with a letter.
+/// The forms are disjoint: a number has digits and one dot; a duration ends in a unit letter; a clock has two colons
+/// and no letter; ISO 8601 has `-` as its fifth byte; an HTTP-date starts with a letter.
 fn time(text: &[u8], clock: &Clock<'_>) -> Option<Time> {
     let text = text.trim_ascii();
     if let Some(number) = decimal(text) {

@@ -1,5 +1,5 @@
-//! Dialects whose value is a format of its own: pairs, counts with their windows, `key=value`, JSON. A format a function,
-//! never a vendor a function.
+//! Dialects whose value is a format of its own: pairs, counts with their windows, `key=value`, JSON. A format a
+//! function, never a vendor a function.
 
 use std::time::Duration;
 

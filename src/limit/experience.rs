@@ -5,16 +5,21 @@
 
 use std::time::Duration;
 
-use super::{Quota, learned::whole, tick::Tick};
+use super::{
+    Quota,
+    learned::whole,
+    tick::{SECOND, Tick},
+};
 
-const SECOND: u64 = 1_000_000_000;
+/// A refusal leaves this part of what was accepted; the way back, a second, below the rate of the refusal and above it.
 const CUT: f64 = 0.7;
 const RETURN: f64 = 0.02;
 const PROBE: f64 = 0.005;
 /// A refusal with nothing accepted before it: units a second.
 const FIRST_RATE: f64 = 8.0;
-/// One in ten seconds.
+/// One in ten seconds: fewer would never see that the server lets more through.
 const FLOOR: f64 = 0.1;
+/// No client gets here; a bucket's units still fit 32 bits.
 const CEILING: f64 = 1_000_000.0;
 /// The accepted rate is measured over a second, or over so many answers where they are rarer.
 const ANSWERS: usize = 20;

@@ -1,7 +1,7 @@
 //! What was sent in the last window, in slices: never more than N in any window.
 //!
-//! Invariant: a commit at τ counts until some instant later than τ + window, whatever the window becomes, so used + held
-//! ≤ N at every grant means at most N commits in any closed window.
+//! Invariant: a commit at τ counts until some instant later than τ + window, whatever the window becomes, so used +
+//! held ≤ N at every grant means at most N commits in any closed window.
 
 use std::collections::VecDeque;
 

@@ -16,6 +16,8 @@ use sha2::{Digest, Sha256};
 /// that a stranger chose cannot be made to collide. Equal texts give equal keys within one process. With the feature
 /// `redis` the SHA-256 of the same text is kept too: it names the key in the store of a fleet.
 ///
+/// # Examples
+///
 /// ```
 /// use abide::Key;
 ///

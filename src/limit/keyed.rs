@@ -23,7 +23,7 @@ use super::{
     pause::Ramp,
     routes::{Group, GroupId, Routes},
     scope::Scope,
-    tick::Tick,
+    tick::{SECOND, Tick},
 };
 use crate::{
     clock,
@@ -208,7 +208,6 @@ const PER_TOUCH: usize = 4;
 
 /// A key that is busy when it is due is looked at again after so long.
 const BUSY: u64 = 10 * SECOND;
-const SECOND: u64 = 1_000_000_000;
 
 impl Keyed {
     /// The cell of a key, made if it is new; none if all places are taken by keys that still matter.

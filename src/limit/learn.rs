@@ -8,7 +8,7 @@ use super::{
     learned::{Learned, Seen},
     meter::Meter,
     scope::{PATIENCE, Scope},
-    tick::{Tick, nanos_of},
+    tick::{SECOND, Tick, nanos_of},
 };
 use crate::headers::{Hints, QuotaHint};
 
@@ -189,8 +189,6 @@ impl Book {
         self.heard.map_or_else(Tick::default, |heard| heard.plus(decay))
     }
 }
-
-const SECOND: u64 = 1_000_000_000;
 
 /// Quotas of one scope; a server that names a new one with each answer does not grow memory.
 const MOST_LEARNED: usize = 64;

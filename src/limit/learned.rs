@@ -6,7 +6,7 @@ use super::{
     Quota, Unit,
     meter::Meter,
     pause,
-    tick::{Tick, nanos_of},
+    tick::{SECOND, Tick, nanos_of},
 };
 use crate::{
     fleet::{
@@ -15,8 +15,6 @@ use crate::{
     },
     headers::QuotaHint,
 };
-
-const SECOND: u64 = 1_000_000_000;
 
 /// A quota by its name, partition and unit.
 #[derive(Debug)]
@@ -89,7 +87,11 @@ pub(crate) struct Seen {
 
 /// Longest window that is kept as told, 73 years: products of two still fit the integers.
 const LONGEST: u64 = 1 << 61;
+
+/// Steps of 5 %: a window is stretched by half at most.
 const MOST_STEPS: u32 = 10;
+
+/// Windows without a refusal that undo a step, at first and at most: six doublings.
 const QUIET: u64 = 10;
 const MOST_QUIET: u64 = 640;
 
@@ -396,12 +398,12 @@ impl Counter {
     }
 }
 
+/// Whole units of a number that a server told.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "the cast saturates, and hints are not negative"
 )]
-/// Whole units of a number that a server told.
 pub(crate) fn whole(value: f64) -> u64 {
     value as u64
 }

@@ -1,8 +1,16 @@
 //! The words of throttling: a limiter keeps, per key, quotas, a pause and a line of those who wait.
 //!
-//! Everything that decides is pure and handed `now`: `quota` is the contract, `pace` and `guard` keep it, `meter`
-//! joins the two, `scope` takes several together and keeps the line (`queue`), `learn` turns hints into quotas. Only
-//! `gate` waits, and only `keyed` and `gate` lock.
+//! Everything that decides is pure and handed `now`. Only `gate` waits, and only `keyed` and `gate` lock.
+//!
+//! | file | what for |
+//! | --- | --- |
+//! | `quota`, `costs` | the contract; what an attempt takes of it, by unit |
+//! | `pace`, `guard`, `slack`, `meter` | what keeps a contract: the bucket, the window, how full it was, and all of it as one |
+//! | `pause`, `queue`, `scope` | what holds all calls; who waits; several quotas taken together or not at all |
+//! | `learn`, `learned`, `experience` | what hints teach, what one quota of them is, what refusals alone teach |
+//! | `routes` | which routes are bound by which route quotas |
+//! | `key`, `keyed`, `gate` | hashes of keys; their map; the wait for a permit, and the permit |
+//! | `shared` | what a key asks of a fleet's store, and what it does with the answer |
 
 pub(crate) mod costs;
 mod experience;
@@ -35,8 +43,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::fleet::hub::Hub;
-use crate::{Error, clock, headers::Hints};
+use crate::{Error, clock, fleet::hub::Hub, headers::Hints};
 use costs::Costs;
 use gate::MAX_PAUSE;
 use keyed::{Keyed, Origin};
@@ -80,6 +87,8 @@ pub(crate) struct Config {
 }
 
 /// Limits by key, shared by all its clones.
+///
+/// # Examples
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -127,6 +136,9 @@ impl Limiter {
     /// As [`acquire`](Self::acquire) for several units; a unit that is not named is not charged.
     ///
     /// # Errors
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     pub fn acquire_units(&self, key: &Key, units: &[(Unit, u32)], deadline: Option<Instant>) -> Acquire {
         Acquire::new(self.clone(), *key, None, self.want(Costs::of(units), deadline, MAX_PAUSE))
@@ -272,27 +284,28 @@ impl LimiterBuilder {
         self
     }
 
-    /// Attempts of one key that may be under way at once, until their permits are dropped. Default: no bound.
+    /// Attempts of one key that may be under way at once, until their permits are dropped. Default: no bound; zero is
+    /// an error of `build()`.
     pub fn max_in_flight(mut self, attempts: u32) -> Self {
         self.max_in_flight = Some(attempts);
         self
     }
 
-    /// Keys in memory. Default 100,000. Beyond, keys of which nothing matters any more leave first; if there are none,
-    /// new keys are refused as full.
+    /// Keys in memory. Default 100,000; zero is an error of `build()`. Beyond, keys of which nothing matters any more
+    /// leave first; if there are none, new keys are refused as full.
     pub fn max_keys(mut self, keys: usize) -> Self {
         self.max_keys = keys;
         self
     }
 
-    /// Those who may wait on one key. Default 10,000. Beyond they are refused as full.
+    /// Those who may wait on one key. Default 10,000; zero is an error of `build()`. Beyond they are refused as full.
     pub fn max_waiting(mut self, waiters: usize) -> Self {
         self.max_waiting = waiters;
         self
     }
 
-    /// Share of an *advertised* limit that is left unused, 0 to below 1. Default 0.02. Configured quotas are used as
-    /// written.
+    /// Share of an *advertised* limit that is left unused, from 0 to below 1. Default 0.02. Configured quotas are used
+    /// as written.
     pub fn headroom(mut self, share: f64) -> Self {
         self.headroom = share;
         self
@@ -306,6 +319,7 @@ impl LimiterBuilder {
     }
 
     /// Keeps the quotas, configured and learned, and the pauses of each key together with all processes of a fleet.
+    /// Default: no fleet.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     pub fn fleet(mut self, fleet: crate::fleet::Fleet) -> Self {

@@ -113,10 +113,8 @@ fn scaled(units: u64, per: u64) -> i128 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tick::SECOND, *};
     use proptest::prelude::*;
-
-    const SECOND: u64 = 1_000_000_000;
 
     fn tick(ms: u64) -> Tick {
         Tick::from_nanos(ms * 1_000_000)

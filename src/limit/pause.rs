@@ -1,10 +1,9 @@
 //! The two gates that are no quota: the pause that a server asked for, with its probe, and the ramp of an unknown key.
 
-use super::tick::Tick;
+use super::tick::{SECOND, Tick};
 
 /// Longest pause that is kept, from when it is asked.
 pub(crate) const LONGEST: u64 = 24 * 60 * 60 * SECOND;
-const SECOND: u64 = 1_000_000_000;
 
 /// "Not before": one instant for all calls of a scope. It moves only later and ends by itself; then one probe goes out,
 /// and the next grant waits for the probe's answer, or not longer than a bound.
@@ -66,7 +65,8 @@ impl Pause {
         }
     }
 
-    /// A grant goes out at `now`: gives which probe it is, if it is one: it holds the others back for `patience` at most.
+    /// A grant goes out at `now`: gives which probe it is, if it is one: it holds the others back for `patience` at
+    /// most.
     pub(crate) fn grant(&mut self, now: Tick, patience: u64) -> Option<ProbeId> {
         match self.probe {
             Probe::Due => {
@@ -113,6 +113,8 @@ pub(crate) struct Ramp {
     over: bool,
 }
 
+/// A flood before anything can be learned helps nobody; a bound that stays would starve a server whose answers take
+/// half a minute.
 const RAMP_START: u64 = 8;
 const RAMP_STEP: u64 = SECOND / 10;
 

@@ -11,10 +11,11 @@ use super::{
     tick::Tick,
 };
 
-/// A grant that no poll collects within this time goes back.
+/// A grant that no poll collects within this time goes back: its task is stalled, and others are not.
 pub(crate) const LAPSE: u64 = 50_000_000;
 
-/// So many of the first in line keep timers at their exact forecast; the others keep their first estimate.
+/// So many of the first in line keep timers at their exact forecast; the others keep their first estimate, which is
+/// never too late: all of them at each grant would cost the line's length a grant.
 pub(crate) const EXACT: usize = 16;
 
 /// One who waits.

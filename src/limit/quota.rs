@@ -48,7 +48,10 @@ impl fmt::Display for Unit {
 ///
 /// Two contracts: [`Quota::window`] is never exceeded in *any* window of its length, however it is placed;
 /// [`Quota::bucket`] holds on average and lets a burst through at once. Pick the one the server's documentation
-/// describes; `window` is the safe one when in doubt.
+/// describes; `window` is the safe one when in doubt. Zero units, a period of zero or of more than 366 days, and a
+/// burst that makes no sense are errors of the `build()` that gets it.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -84,7 +87,8 @@ impl Quota {
         Self { units: n, per, burst: None, contract: Contract::Window, unit: Unit::Requests }
     }
 
-    /// `n` per `per` on average; starts full, refills continuously; up to `n` at once unless [`burst`](Self::burst) says otherwise.
+    /// `n` per `per` on average; starts full, refills continuously; up to `n` at once unless [`burst`](Self::burst)
+    /// says otherwise.
     #[must_use]
     pub const fn bucket(n: u32, per: Duration) -> Self {
         Self { units: n, per, burst: None, contract: Contract::Bucket, unit: Unit::Requests }

@@ -67,8 +67,8 @@ impl Routes {
         self.groups.get_mut(&id)
     }
 
-    /// The latest answer of `route` told these quotas; none if all places are taken by groups that are in use. `before`:
-    /// attempts sent under them before they were known, if they are new.
+    /// The latest answer of `route` told these quotas; none if all places are taken by groups that are in use.
+    /// `before`: attempts sent under them before they were known, if they are new.
     pub(crate) fn bind(&mut self, route: Route, id: GroupId, (before, now): (u64, Tick)) -> Option<&mut Group> {
         if !self.groups.contains_key(&id) && self.groups.len() >= MOST {
             self.drop_idle(now);

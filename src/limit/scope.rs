@@ -360,7 +360,8 @@ impl Scope {
         self.restless();
     }
 
-    /// Asked to wait until an instant; takes back what is granted and not collected, wakes those who cannot wait so long.
+    /// Asked to wait until an instant; takes back what is granted and not collected, wakes those who cannot wait so
+    /// long.
     pub(crate) fn pause_until(&mut self, until: Tick, now: Tick, wakes: &mut Vec<Waker>) {
         if let Some(share) = &mut self.share {
             share.tell_pause(until.min(now.plus(pause::LONGEST)));

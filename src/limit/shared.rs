@@ -1,4 +1,5 @@
-//! A key whose limits are kept by a fleet: what it asks of the store, and what it does with the answer. Pure, handed now.
+//! A key whose limits are kept by a fleet: what it asks of the store, and what it does with the answer. Pure, handed
+//! now.
 #![cfg_attr(not(feature = "redis"), expect(dead_code, reason = "nothing makes a fleet"))]
 
 use std::task::Waker;

@@ -35,6 +35,9 @@ pub(crate) fn nanos_of(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// In nanoseconds.
+pub(crate) const SECOND: u64 = 1_000_000_000;
+
 /// The instant that ticks are counted from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epoch(Instant);

@@ -14,7 +14,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use tokio::net::TcpListener;
 
 use super::{
-    algorithms::{self, Algorithm},
+    algorithms::Algorithm,
     charge::Ledger,
     dialects::{Dialect, RetryAfter},
     faults::{Fault, Faults},
@@ -23,7 +23,11 @@ use super::{
     server::Server,
     shared::{Dice, Shared},
 };
-use crate::{client::any_seed, clock, limit::Quota};
+use crate::{
+    client::any_seed,
+    clock,
+    limit::{Quota, tick::nanos_of},
+};
 
 /// Settings of a [`Server`].
 #[derive(Clone, Debug, Default)]
@@ -69,7 +73,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Most requests of a key being served at one time, besides the limits; default: any number, 0 is an error of `start()`.
+    /// Most requests of a key being served at one time, besides the limits; default: any number, 0 is an error of
+    /// `start()`.
     pub fn concurrency(mut self, requests: u32) -> Self {
         self.concurrency = Some(requests);
         self
@@ -148,8 +153,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Answers every request from a list, in order of arrival, instead of limits and `/charge`. Beyond its end: a 500 with
-    /// `x-beyond-script`, counted in [`Stats::beyond_script`](super::Stats::beyond_script).
+    /// Answers every request from a list, in order of arrival, instead of limits and `/charge`. Beyond its end: a 500
+    /// with `x-beyond-script`, counted in [`Stats::beyond_script`](super::Stats::beyond_script).
     pub fn script(mut self, script: Vec<Scripted>) -> Self {
         self.script = Some(script);
         self
@@ -165,6 +170,9 @@ impl ServerBuilder {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] names the setting that makes no sense; others come from the socket.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done it leaves nothing behind.
     pub async fn start(self) -> io::Result<Server> {
         let port = self.port;
         let shared = Arc::new(self.shared()?);
@@ -201,7 +209,7 @@ impl ServerBuilder {
             body: self.body.unwrap_or(Bytes::from_static(b"ok\n")),
             seed,
             started,
-            epoch: algorithms::nanos(epoch),
+            epoch: nanos_of(epoch),
         })
     }
 

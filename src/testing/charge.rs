@@ -19,7 +19,8 @@ pub struct Charges {
     pub keyed: HashMap<String, u32>,
     /// Executions without a key.
     pub bare: u64,
-    /// Most executions without a key of one query and body: more than 1 is a charge made twice, if callers number theirs.
+    /// Most executions without a key of one query and body: more than 1 is a charge made twice, if callers number
+    /// theirs.
     pub most_bare: u32,
 }
 

@@ -66,8 +66,10 @@ impl Fault {
 /// How often requests meet a fault, and which.
 ///
 /// A fault strikes what the limits have accepted, so every struck request has used its quota. On `/charge` it strikes
-/// before the execution or after it, as the dice fall (those that break a body after it, since they send a 200): the answer
-/// is lost either way.
+/// before the execution or after it, as the dice fall (those that break a body after it, since they send a 200): the
+/// answer is lost either way.
+///
+/// # Examples
 ///
 /// ```
 /// use abide::testing::{Fault, Faults};
@@ -81,7 +83,8 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// A share of the accepted requests, 0 to 1 (anything else is an error of `start()`); 0: none. Every kind is as likely.
+    /// A share of the accepted requests, 0 to 1 (anything else is an error of `start()`); 0: none. Every kind is as
+    /// likely.
     #[must_use]
     pub fn rate(share: f64) -> Self {
         Self { rate: share, kinds: Fault::ALL.to_vec() }

@@ -8,11 +8,11 @@ use std::{
 use http::HeaderMap;
 
 use super::{
-    algorithms::{self, Algorithm, Meter, NEVER},
+    algorithms::{Algorithm, Meter, NEVER},
     dialects::{Refusal, Told},
     stats::Busiest,
 };
-use crate::limit::{Quota, Unit};
+use crate::limit::{Quota, Unit, tick::nanos_of};
 
 /// Whose requests share a limit on the server's side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -150,7 +150,7 @@ impl Books {
             for (meter, &cost) in self.meters.iter_mut().zip(costs) {
                 delay = delay.max(meter.take(cost, now));
             }
-            self.busiest.arrive(limits.first().map_or(0, |limit| algorithms::nanos(limit.quota.per())), now);
+            self.busiest.arrive(limits.first().map_or(0, |limit| nanos_of(limit.quota.per())), now);
         }
         let told = self.meters.iter_mut().zip(limits).map(|(meter, limit)| limit.tell(meter.as_mut(), now)).collect();
         Admission { delay, refusal, told, slot: None, now }

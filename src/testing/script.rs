@@ -9,6 +9,8 @@ use super::faults::Fault;
 
 /// One answer of a script, to one request (or to several in a row).
 ///
+/// # Examples
+///
 /// ```
 /// use std::time::Duration;
 /// use abide::testing::{Fault, Scripted};

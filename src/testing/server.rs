@@ -34,6 +34,8 @@ use crate::{clock, limit::Quota};
 ///
 /// It runs in real time, as tasks of the runtime that started it: not under tokio's paused clock.
 ///
+/// # Examples
+///
 /// ```
 /// use std::time::Duration;
 /// use abide::{Quota, testing::{Algorithm, Dialect, Server}};
@@ -115,8 +117,8 @@ impl Server {
         self.shared.wall()
     }
 
-    /// From now on the first limit in the quota's unit is `quota`, for every key; what was used stays used. If there is no
-    /// such limit, it is added. What [`ServerBuilder::advertise`] said goes on being said.
+    /// From now on the first limit in the quota's unit is `quota`, for every key; what was used stays used. If there is
+    /// no such limit, it is added. What [`ServerBuilder::advertise`] said goes on being said.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if the quota makes no sense; nothing changes.

@@ -17,7 +17,6 @@ use rand::{RngExt, rngs::SmallRng};
 use tokio::time::Instant;
 
 use super::{
-    algorithms,
     charge::Ledger,
     dialects::{self, Dialect, RetryAfter},
     faults::{Fault, Faults},
@@ -25,7 +24,10 @@ use super::{
     script::Script,
     stats::{Arrivals, Counters, Stats},
 };
-use crate::{clock, limit::Unit};
+use crate::{
+    clock,
+    limit::{Unit, tick::nanos_of},
+};
 
 /// What all connections share.
 #[derive(Debug)]
@@ -67,7 +69,7 @@ const MOST_RECORDED: usize = 10_000;
 impl Shared {
     /// Nanoseconds since the Unix epoch, by the server's clock: it runs with the monotonic one.
     pub(super) fn nanos(&self) -> u64 {
-        self.epoch.saturating_add(algorithms::nanos(clock::now().duration_since(self.started)))
+        self.epoch.saturating_add(nanos_of(clock::now().duration_since(self.started)))
     }
 
     pub(super) fn wall(&self) -> SystemTime {

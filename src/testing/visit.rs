@@ -140,7 +140,8 @@ impl Visit {
         admission
     }
 
-    /// What the request takes of a unit: one request; else a header `x-<unit>`, else that field of a JSON body, else nothing.
+    /// What the request takes of a unit: one request; else a header `x-<unit>`, else that field of a JSON body, else
+    /// nothing.
     fn cost(&self, unit: &Unit) -> u64 {
         if *unit == Unit::Requests {
             return 1;

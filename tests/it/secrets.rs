@@ -1,7 +1,7 @@
 //! Secrets wherever a user can put one, and every output searched for them.
 //!
-//! What may show them, and is not searched: reqwest's own `Request` and `Response` (their `Debug` is reqwest's), an error
-//! that the caller's own `headers_with` returns, and the path of a URL.
+//! What may show them, and is not searched: reqwest's own `Request` and `Response` (their `Debug` is reqwest's), an
+//! error that the caller's own `headers_with` returns, and the path of a URL.
 
 use std::{
     pin::Pin,

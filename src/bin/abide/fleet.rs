@@ -5,7 +5,8 @@ use abide::fleet::{Fleet, StoreLoss};
 /// Options of `abide run` that share its limits with other runs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FleetArgs {
-    /// Shares the limits with all runs of the same store and name; a password: env:NAME in the URL reads the environment
+    /// Shares the limits with all runs of the same store and name; a password: env:NAME in the URL reads the
+    /// environment
     #[arg(long = "fleet", value_name = "redis://…")]
     pub(crate) store: Option<String>,
     /// Runs of different names share nothing

@@ -1,12 +1,12 @@
 //! `abide push`: a file of rows into a stream.
 
-use std::{io::stdin, process::ExitCode};
+use std::process::ExitCode;
 
-use abide::bulk::{Input, Push, Stopper};
+use abide::bulk::{Push, Stopper};
 
 use crate::{
     options, out,
-    run::{INTERRUPTED, USAGE, end_now},
+    run::{INTERRUPTED, end_now, open, to_end},
     serve::Stop,
 };
 
@@ -16,8 +16,7 @@ pub(crate) struct Args {
     /// A file of rows as for `abide run`; -: stdin
     file: String,
     /// The stream: redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]/STREAM, redis[s]+cluster://HOST:PORT,HOST:PORT/STREAM or
-    /// redis[s]+sentinel://HOST:PORT,HOST:PORT/MASTER[/DB]/STREAM, or env:NAME: from the
-    /// environment
+    /// redis[s]+sentinel://HOST:PORT,HOST:PORT/MASTER[/DB]/STREAM, or env:NAME: from the environment
     #[arg(long, value_name = "URL")]
     to: String,
     /// Begins with this line of the file: where an earlier push stopped
@@ -27,24 +26,11 @@ pub(crate) struct Args {
 
 /// Pushes the rows; exit codes as in `--help`.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let code = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
-        let code = runtime.block_on(push(args));
-        // A reader of stdin may be blocked for ever.
-        runtime.shutdown_background();
-        code
-    });
-    ExitCode::from(code.unwrap_or_else(|why| {
-        out::say(&why);
-        USAGE
-    }))
+    to_end(push(args))
 }
 
 async fn push(args: &Args) -> Result<u8, String> {
-    let input = match args.file.as_str() {
-        "-" => Input::from_reader(stdin()),
-        path => Input::open(path).map_err(|error| error.to_string())?,
-    };
+    let input = open(&args.file)?;
     let push = Push::connect(&options::url(&args.to)?).await.map_err(|error| error.to_string())?;
     let mut push = push.from_line(args.from_line);
     let signals = Stop::new().map_err(|error| error.to_string())?;

@@ -24,11 +24,22 @@ use crate::{
     serve::Stop,
 };
 
+/// Usage, unreadable input, or a disk that takes no more.
+const USAGE: u8 = 2;
+
+/// Ended by a signal: 128 + SIGINT.
+pub(crate) const INTERRUPTED: u8 = 130;
+
 /// Runs the jobs; exit codes as in `--help`.
 pub(crate) fn run(args: &Args) -> ExitCode {
+    to_end(start(args))
+}
+
+/// Drives `work` on a runtime of its own, and tells what hindered it.
+pub(crate) fn to_end(work: impl Future<Output = Result<u8, String>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let code = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
-        let code = runtime.block_on(start(args));
+        let code = runtime.block_on(work);
         // A reader of stdin may be blocked for ever.
         runtime.shutdown_background();
         code
@@ -39,11 +50,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }))
 }
 
-/// Usage, unreadable input, or a disk that takes no more.
-pub(crate) const USAGE: u8 = 2;
-
-/// Ended by a signal: 128 + SIGINT.
-pub(crate) const INTERRUPTED: u8 = 130;
+/// The rows of a file, or of stdin.
+pub(crate) fn open(path: &str) -> Result<Input, String> {
+    match path {
+        "-" => Ok(Input::from_reader(stdin())),
+        path => Input::open(path).map_err(|error| error.to_string()),
+    }
+}
 
 async fn start(args: &Args) -> Result<u8, String> {
     match &args.from {
@@ -53,10 +66,7 @@ async fn start(args: &Args) -> Result<u8, String> {
 }
 
 async fn from_file(args: &Args) -> Result<u8, String> {
-    let input = match args.input() {
-        "-" => Input::from_reader(stdin()),
-        path => Input::open(path).map_err(|error| error.to_string())?,
-    };
+    let input = open(args.input())?;
     let input = match args.sample {
         Some(share) => input.sample(share),
         None => input,

@@ -93,15 +93,15 @@ const SHORTEST: Duration = Duration::from_secs(1);
 impl Source {
     /// A group of a stream: `redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]/STREAM`,
     /// `redis[s]+cluster://HOST:PORT,HOST:PORT/STREAM` or
-    /// `redis[s]+sentinel://HOST:PORT,HOST:PORT/MASTER[/DB]/STREAM`. A group that is not there is made, and begins at the
-    /// start of the stream.
+    /// `redis[s]+sentinel://HOST:PORT,HOST:PORT/MASTER[/DB]/STREAM`. A group that is not there is made, and begins at
+    /// the start of the stream.
     pub fn redis(url: impl Into<String>, group: impl Into<String>) -> Self {
         let (url, group) = (url.into(), group.into());
         Self { url, group, claim_after: CLAIM_AFTER, follow: false, results: None, news: None }
     }
 
-    /// Takes over the rows of a worker that gave no sign of life for so long. Default 60 s, at least 1 s; the same one for
-    /// all workers. A worker gives four in that time, however long its rows wait.
+    /// Takes over the rows of a worker that gave no sign of life for so long. Default 60 s, at least 1 s; the same one
+    /// for all workers. A worker gives four in that time, however long its rows wait.
     pub fn claim_after(self, claim_after: Duration) -> Self {
         Self { claim_after, ..self }
     }
@@ -127,6 +127,9 @@ impl Source {
     ///
     /// # Errors
     /// A URL or a setting that makes no sense, a store that is not there or refuses, results of another input.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done it may have made the group, and acknowledged rows that have their result.
     pub async fn connect(self) -> io::Result<Claims> {
         let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
         let (address, stream) = Address::with_stream(&self.url).map_err(|error| invalid(error.to_string()))?;
@@ -203,8 +206,8 @@ impl Claims {
         &self.place
     }
 
-    /// The end of the work with the stream, to be waited for when the run is dropped: what is done is acknowledged, what
-    /// was not sent is handed back. Once; a later one is over at once.
+    /// The end of the work with the stream, to be waited for when the run is dropped: what is done is acknowledged,
+    /// what was not sent is handed back. Once; a later one is over at once.
     pub fn ending(&mut self) -> Ending {
         Ending(self.task.take())
     }

@@ -82,6 +82,9 @@ impl Push {
     ///
     /// # Errors
     /// A URL that makes no sense, a store that is not there or refuses.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done it leaves nothing behind.
     pub async fn connect(url: &str) -> io::Result<Self> {
         let invalid = |error: crate::Error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string());
         let (address, stream) = Address::with_stream(url).map_err(invalid)?;

@@ -8,10 +8,10 @@ mod buckets;
 mod tests;
 mod windows;
 
-use std::{collections::VecDeque, fmt, str::FromStr, time::Duration};
+use std::{collections::VecDeque, fmt, str::FromStr};
 
 use super::names::{self, UnknownName};
-use crate::limit::{Contract, Quota};
+use crate::limit::{Contract, Quota, tick::nanos_of};
 use buckets::{Gcra, LeakyBucket, TokenBucket};
 use windows::{FixedWindow, SlidingCounter, SlidingLog};
 
@@ -118,7 +118,8 @@ pub(in crate::testing) const NEVER: u64 = u64::MAX;
 pub(in crate::testing) struct Level {
     /// Whole units that would be admitted now.
     pub(in crate::testing) remaining: u64,
-    /// Nanoseconds until the server calls the quota reset: full again if nothing comes, the window's end if it counts in windows.
+    /// Nanoseconds until the server calls the quota reset: full again if nothing comes, the window's end if it counts
+    /// in windows.
     pub(in crate::testing) reset: u64,
 }
 
@@ -152,7 +153,7 @@ impl Rate {
             Contract::Window => quota.units(),
             Contract::Bucket => quota.burst_units(),
         };
-        Self { units: quota.units().into(), per: nanos(quota.per()), burst: burst.into() }
+        Self { units: quota.units().into(), per: nanos_of(quota.per()), burst: burst.into() }
     }
 
     /// Cost in the unit of the continuous meters: one unit is `per`, a nanosecond drains `units`.
@@ -186,11 +187,6 @@ impl Rate {
     fn bucket_contract(&self) -> (u64, Option<u64>) {
         (self.burst, Some(self.time(self.full())))
     }
-}
-
-/// Nanoseconds of a duration, saturating (584 years).
-pub(in crate::testing) fn nanos(time: Duration) -> u64 {
-    clamp(time.as_nanos())
 }
 
 fn clamp(value: u128) -> u64 {

@@ -1,5 +1,7 @@
 //! The meters against naive references: sums over all that was ever accepted, written from the definitions.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -9,7 +11,7 @@ type Past = [(u64, u64)];
 
 /// Whether a server by the book admits `cost` at `now`.
 fn admits(algorithm: Algorithm, quota: &Quota, past: &Past, cost: u64, now: u64) -> bool {
-    let (n, w) = (i128::from(quota.units()), nanos(quota.per()));
+    let (n, w) = (i128::from(quota.units()), nanos_of(quota.per()));
     let within = |keep: &dyn Fn(u64) -> bool| -> i128 {
         past.iter().filter(|&&(at, _)| keep(at)).map(|&(_, cost)| i128::from(cost)).sum()
     };
@@ -30,7 +32,7 @@ fn admits(algorithm: Algorithm, quota: &Quota, past: &Past, cost: u64, now: u64)
 
 /// Largest over all spans that end now of what came minus what drained, scaled by the period.
 fn backlog(quota: &Quota, past: &Past, cost: i128, now: u64) -> i128 {
-    let (n, w) = (i128::from(quota.units()), i128::from(nanos(quota.per())));
+    let (n, w) = (i128::from(quota.units()), i128::from(nanos_of(quota.per())));
     let mut sum = cost * w;
     let mut most = sum;
     for &(at, cost) in past.iter().rev() {
@@ -82,7 +84,7 @@ proptest! {
         let mut meter = Algorithm::LeakyBucket.meter(&quota);
         let (mut past, mut now) = (Vec::new(), START);
         for (sixtieths, more, cost) in arrivals {
-            now += sixtieths * nanos(quota.per()) / 60 + more;
+            now += sixtieths * nanos_of(quota.per()) / 60 + more;
             if meter.wait(cost, now) == 0 {
                 let ahead = backlog(&quota, &past, 0, now);
                 let delay = i128::from(meter.take(cost, now));
@@ -98,7 +100,7 @@ fn check_run(algorithm: Algorithm, quota: &Quota, arrivals: &[(u64, u64, u64)]) 
     let mut meter = algorithm.meter(quota);
     let (mut past, mut now) = (Vec::new(), START);
     for &(sixtieths, more, cost) in arrivals {
-        now += sixtieths * nanos(quota.per()) / 60 + more;
+        now += sixtieths * nanos_of(quota.per()) / 60 + more;
         let by_the_book = |past: &Past, cost, now| admits(algorithm, quota, past, cost, now);
         let wait = meter.wait(cost, now);
         prop_assert_eq!(wait == 0, by_the_book(&past, cost, now), "{} {} at {}", algorithm, quota, now);

@@ -137,7 +137,8 @@ impl SlidingCounter {
         self.rate.scaled(self.count) + u128::from(self.before) * u128::from(self.rate.per - now % self.rate.per)
     }
 
-    /// The smallest elapsed time at which `older` has faded enough to leave room for `newer`; `None`: not in this window.
+    /// The smallest elapsed time at which `older` has faded enough to leave room for `newer`; `None`: not in this
+    /// window.
     fn fade(&self, older: u64, newer: u64) -> Option<u64> {
         let room = self.rate.scaled(self.rate.units.checked_sub(newer)?);
         let excess = self.rate.scaled(older).saturating_sub(room);

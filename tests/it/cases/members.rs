@@ -1,4 +1,5 @@
-//! Plays a case of mode `redis`: starts the store, the processes and what stands between them, and notes what comes of it.
+//! Plays a case of mode `redis`: starts the store, the processes and what stands between them, and notes what comes of
+//! it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

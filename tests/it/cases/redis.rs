@@ -23,9 +23,9 @@ pub(crate) struct RedisCase {
     pub(crate) store: StoreSpec,
     pub(crate) config: FleetConfig,
     expect: Expect,
-    /// By how much wall clocks of processes differ. A fleet reads none, so that there is nothing to set: the store tells
-    /// the time of its books, and processes count from what they send on a clock that never steps (`fleet.rs` has a test
-    /// that no file of the fleet or of the limits names the wall clock).
+    /// By how much wall clocks of processes differ. A fleet reads none, so that there is nothing to set: the store
+    /// tells the time of its books, and processes count from what they send on a clock that never steps (`fleet.rs` has
+    /// a test that no file of the fleet or of the limits names the wall clock).
     #[serde(default, rename = "process_skew_ms")]
     skews: Vec<i64>,
 }

@@ -1,4 +1,5 @@
-//! A server for files of rows: it answers by row, counts what it saw, and remembers little enough for a million of them.
+//! A server for files of rows: it answers by row, counts what it saw, and remembers little enough for a million of
+//! them.
 #![expect(clippy::unwrap_used, reason = "a test on processes fails by panic")]
 
 use std::{

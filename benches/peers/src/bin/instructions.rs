@@ -11,31 +11,15 @@ use std::{
 
 use abide::{
     Key, Limiter, Quota, headers,
-    http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode},
+    http::{Response, StatusCode},
 };
 use abide_peers::Peer;
 use tokio::runtime::{Builder, Runtime};
 
-const PLAIN: [(&str, &str); 12] = [
-    ("date", "Mon, 21 Sep 2026 14:13:20 GMT"),
-    ("content-type", "application/json; charset=utf-8"),
-    ("content-length", "2012"),
-    ("connection", "keep-alive"),
-    ("server", "nginx"),
-    ("cache-control", "private, max-age=60, s-maxage=60"),
-    ("vary", "Accept, Authorization, Cookie"),
-    ("etag", "W/\"a3f5c7d9e1\""),
-    ("x-request-id", "8e03978e-40d5-43e8-bc93-6894a57f9324"),
-    ("strict-transport-security", "max-age=31536000; includeSubdomains; preload"),
-    ("x-frame-options", "deny"),
-    ("x-content-type-options", "nosniff"),
-];
+use self::heads::{DRAFT_11, TRIO, head};
 
-const TRIO: [(&str, &str); 3] =
-    [("x-ratelimit-limit", "5000"), ("x-ratelimit-remaining", "4920"), ("x-ratelimit-reset", "1790003600")];
-
-const DRAFT_11: [(&str, &str); 2] =
-    [("ratelimit-policy", "\"default\";q=100;w=60"), ("ratelimit", "\"default\";r=50;t=30")];
+#[path = "../../../support/heads.rs"]
+mod heads;
 
 fn main() -> std::io::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -75,9 +59,7 @@ fn acquire(quota: Quota, times: u32) {
 }
 
 fn read(more: &[(&'static str, &'static str)], times: u32) {
-    let lines = PLAIN.iter().chain(more);
-    let head: HeaderMap =
-        lines.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect();
+    let head = head(more);
     let received = SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000);
     measured(|| {
         for _ in 0..times {

@@ -1,4 +1,5 @@
-//! Calls a second on loopback, without a limit, each client against bare reqwest in the same round; and what it allocates.
+//! Calls a second on loopback, without a limit, each client against bare reqwest in the same round; and what it
+//! allocates.
 //!
 //! `cargo run --release --manifest-path benches/peers/Cargo.toml --bin throughput [rounds]`
 
