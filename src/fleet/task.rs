@@ -6,7 +6,7 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     sync::{Arc, Weak},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -199,7 +199,12 @@ impl Task {
     fn look(&mut self, weak: &Weak<Cell>) {
         self.timers.remove(weak);
         let Some(cell) = weak.upgrade() else { return };
-        let now = clock::now();
+        let (now, epoch) = (clock::now(), cell.config.epoch);
+        let (state, members) = (self.view.state(epoch), self.view.members());
+        let mut wakes = Vec::new();
+        // It may have asked on another thread while the store was being lost, or was coming back.
+        cell.lock().set_store(state, members, epoch.tick(now), &mut wakes);
+        wakes.into_iter().for_each(Waker::wake);
         let Link::Up { store, .. } = &self.link else {
             self.asking.push(Weak::clone(weak));
             return;
@@ -208,7 +213,6 @@ impl Task {
             self.standing.push_back(Weak::clone(weak));
             return;
         }
-        let epoch = cell.config.epoch;
         match cell.lock().step(epoch.tick(now)) {
             Step::Send(mut request) => {
                 request.key = cell.key.digest();
