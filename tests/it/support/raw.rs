@@ -144,23 +144,36 @@ async fn write(tcp: &mut TcpStream, bytes: &[u8], written: &AtomicU64) -> Option
     Some(())
 }
 
+/// Whether this is the process of this thread's test alone; if not, it was just run in one, and it passed.
+pub(crate) fn is_alone() -> bool {
+    const CHILD: &str = "ABIDE_ALONE";
+    if env::var_os(CHILD).is_some() {
+        return true;
+    }
+    rerun(CHILD, "1");
+    false
+}
+
+/// Runs this thread's test again, in a process that finds `value` as `name` in its environment; fails if it does.
+pub(crate) fn rerun(name: &str, value: &str) {
+    let child = Command::new(env::current_exe().unwrap())
+        .args(["--exact", std::thread::current().name().unwrap(), "--nocapture"])
+        .env(name, value)
+        .output()
+        .unwrap();
+    let said = [child.stdout, child.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    println!("{said}");
+    assert!(child.status.success() && said.contains("1 passed"), "{said}");
+}
+
 /// Runs `scene` in a process of its own, the test of this thread in it alone; fails if it takes more memory than
 /// `most_mib` beyond what it started with.
 pub(crate) fn alone<F: Future<Output = ()>>(most_mib: u64, scene: impl FnOnce() -> F) {
-    const CHILD: &str = "ABIDE_ALONE";
-    let thread = std::thread::current();
-    let name = thread.name().unwrap();
-    if env::var_os(CHILD).is_none() {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
-        let said = [child.stdout, child.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        println!("{said}");
-        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    if !is_alone() {
         return;
     }
+    let thread = std::thread::current();
+    let name = thread.name().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // Code and tables that any call needs.
