@@ -15,6 +15,8 @@ local SLICES = 64
 local KEPT = 1.6 -- entries of learned quotas are kept this much longer than the span: it may grow
 local MOST = 64 -- learned quotas of a key
 local MINUTE = 60000000
+local SOON = 2000000
+local FEW = 4
 
 local at = 0
 local function arg() at = at + 1; return ARGV[at] end
@@ -272,7 +274,11 @@ for i, ask in ipairs(asks) do
     local level = math.max(0, math.min(units, math.floor(line.burst)) * line.per - line.level) / line.refill
     local ready = math.max(math.ceil(level), free_at(line, units, now) - now, line.stopped - now)
     local fills = line.burst * line.per / line.refill / 2
-    gap = math.max(gap, math.ceil(active * line.per / line.refill / part), math.ceil(math.min(line.lease * 0.9, fills)))
+    -- Each has its turn; with a slow limit no later than in 2 s, for a unit may be there and nobody else want it. A few
+    -- may all ask for each unit.
+    local turn = math.min(active * line.per / line.refill / part, SOON)
+    if active <= FEW and part == 2 then turn = 0 end
+    gap = math.max(gap, math.ceil(turn), math.ceil(math.min(line.lease * 0.9, fills)))
     -- What others give back, or a server tells them, may come before: it is asked again after a part of a long wait.
     ready = math.min(ready, 2 * line.span + 1000000)
     retry = math.max(retry, math.min(ready, math.max(250000, math.ceil(ready / 4))), gap)

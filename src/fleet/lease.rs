@@ -187,7 +187,9 @@ impl Lease {
             return;
         }
         if let Some((slice, ..)) = self.spent.iter().find(|(_, from, to)| *from <= sent && sent <= *to) {
-            self.returns.push((*slice, less));
+            if self.keeping == Keeping::Shared {
+                self.returns.push((*slice, less));
+            }
             self.sent.take_back(less, sent);
         }
     }
@@ -288,12 +290,11 @@ impl Lease {
     /// From now on it is kept by this process alone, or not at all. Gives the share that holds, and how much of it may
     /// be used until a window has passed since the last reply, if there was one.
     pub(crate) fn part(&mut self, keeping: Keeping, held: u64, now: Tick) -> (Quota, Option<u64>) {
-        let Keeping::Alone(members) = keeping else {
-            self.keeping = keeping;
-            return (self.quota.clone(), None);
-        };
-        let rest = self.unexpired(now).saturating_sub(held);
         self.keeping = keeping;
+        // Nobody takes them any more, and they would keep the key in memory.
+        self.returns.clear();
+        let Keeping::Alone(members) = keeping else { return (self.quota.clone(), None) };
+        let rest = self.unexpired(now).saturating_sub(held);
         self.batches.clear();
         let left = self.left.map(|left| (left / u64::from(members.max(1))).saturating_add(rest));
         (share_of(&self.quota, members), left)

@@ -221,7 +221,7 @@ impl Book {
             return 0;
         }
         let fills = whole(line.terms.burst) * line.terms.per / line.terms.refill / 2;
-        let turn = active * line.terms.per / line.terms.refill / 2;
+        let turn = if active <= 4 { 0 } else { (active * line.terms.per / line.terms.refill / 2).min(2_000_000) };
         self.gap = turn.max(fills.min(line.terms.lease * 9 / 10)) * 1_000;
         let ready = kept.meter.ready_at(0, line.need.max(1), now, false).since(now);
         ready.max(self.gap).max(self.pause.since(now)) / 1_000

@@ -262,6 +262,39 @@ async fn closed_refuses_and_open_lets_out_while_the_store_is_away() {
     .await;
 }
 
+/// Nobody waits longer for a store than its timeout, whatever it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_hangs_holds_nobody_up() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
+    for on_loss in [StoreLoss::LiveShare, StoreLoss::LocalShare(1), StoreLoss::Open, StoreLoss::Closed] {
+        let fleet = fleet(&redis).timeout(ms(200)).on_store_loss(on_loss);
+        let limiter = limiter(fleet, [Quota::bucket(2_000, SECOND).burst(1_000)]).await;
+        let key = Key::from(format!("{on_loss:?}"));
+        let (mut slowest, mut refused) = (Duration::ZERO, 0);
+        for call in 0..150 {
+            match call {
+                30 => redis.pause(),
+                110 => redis.resume(),
+                _ => {}
+            }
+            let asked = clock::now();
+            match acquire(&limiter, &key, 20 * SECOND).await {
+                Ok(mut permit) => permit.commit(),
+                Err(_) => refused += 1,
+            }
+            slowest = slowest.max(clock::now() - asked);
+            clock::sleep(ms(10)).await;
+        }
+        println!("{on_loss:?}: slowest {slowest:?}, {refused} refused");
+        assert!(slowest < ms(220) + SECOND.mul_f64(0.1 / stalls.least(1.0)), "{on_loss:?}: {slowest:?}");
+        assert_eq!(refused > 0, on_loss == StoreLoss::Closed, "{on_loss:?}: {refused} refused");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn limiters_outlive_the_runtime_of_their_fleet() {
     if skip() {
@@ -525,6 +558,36 @@ async fn many_keys_at_once() {
     until("the store forgets them", 30 * SECOND, || redis.cli(&["DBSIZE"]) == "0").await;
 }
 
+/// What was not used goes back to the store; one that is gone for good keeps no key in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_forgotten_while_the_store_is_away() {
+    if skip() {
+        return;
+    }
+    let mut redis = Redis::standalone().await;
+    let quota = Quota::bucket(100, SECOND).burst(20);
+    let limiter = limiter(fleet(&redis).on_store_loss(StoreLoss::LocalShare(1)), [quota]).await;
+    let mut permits = Vec::new();
+    for number in 0..4 {
+        let mut permit = limiter.acquire(&Key::from(format!("{number}")), 10, None).await.unwrap();
+        permit.commit();
+        permits.push(permit);
+    }
+    // One before the loss, one after it.
+    permits[0].settle(2);
+    redis.kill();
+    until("the loss is noticed", 5 * SECOND, || {
+        let _ = limiter.try_acquire(&Key::from("0"), 1).map(|mut permit| permit.commit());
+        limiter.try_acquire(&Key::from("other"), 1).is_ok()
+    })
+    .await;
+    permits[1].settle(2);
+    permits[2].settle(15);
+    drop(permits);
+    let gone = until("keys are forgotten", 30 * SECOND, || limiter.tracked_keys() == 0).await;
+    println!("after {gone:?}");
+}
+
 /// The store loses its memory, and nobody tells: the next exchange does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_forgets_costs_a_lease() {
@@ -576,6 +639,101 @@ async fn evictions_cost_a_lease() {
     println!("most {most}, {after} of 150 in the end, {evicted}");
     assert!(most <= 100 + 3 * 10, "{most}");
     assert!(f64::from(after) >= stalls.least(80.0), "{after} of 150");
+}
+
+/// What the store has noted lies an hour ahead of its clock now.
+const AN_HOUR_BACK: &str = "
+local hour, state = 3600000000, cmsgpack.unpack(redis.call('GET', KEYS[1]))
+state.last = state.last + hour
+for _, line in pairs(state.quotas) do
+  line.at, line.heard, line.others_at = line.at + hour, line.heard + hour, line.others_at + hour
+  for i = 1, #line.slices, 2 do line.slices[i] = line.slices[i] + hour end
+end
+redis.call('SET', KEYS[1], cmsgpack.pack(state), 'KEEPTTL')
+local members = redis.call('ZRANGE', KEYS[2], 0, -1)
+for _, member in ipairs(members) do redis.call('ZINCRBY', KEYS[2], hour, member) end
+return #members";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_goes_back_changes_nothing() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
+    let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+    for _ in 0..3 {
+        let limiter = member(&redis, Quota::per_second(100)).await;
+        drive(&mut calls, &limiter, (8, 1), began + 6 * SECOND, &starts);
+    }
+    clock::sleep(ms(2_500)).await;
+    let keys: Vec<String> = redis.keys().into_iter().map(|(key, _)| key).collect();
+    let state = keys.iter().find(|key| !key.ends_with(":members")).unwrap();
+    assert_eq!(redis.cli(&["EVAL", AN_HOUR_BACK, "2", state, &format!("{state}:members")]), "3");
+    let back = clock::now();
+    calls.join_all().await;
+    let (most, after) = (starts.most(stalls.nearly(SECOND)), starts.units(back + ms(100), back + ms(3_100)));
+    println!("most {most}, {after} of 300 after the step");
+    assert!(most <= 100 + 8, "{most}");
+    assert!(f64::from(after) >= stalls.least(240.0), "{after} of 300");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fleets_of_other_names_share_nothing() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let (one, other) = (fleet(&redis).name("one"), fleet(&redis).name("other"));
+    for fleet in [one, other] {
+        let limiter = limiter(fleet, [Quota::window(10, 60 * SECOND).burst(10)]).await;
+        for _ in 0..10 {
+            acquire(&limiter, &key(), 5 * SECOND).await.unwrap().commit();
+        }
+        assert!(acquire(&limiter, &key(), ms(200)).await.unwrap_err().is_deadline());
+    }
+}
+
+/// What the store keeps of one key: bytes, of a busy window, of its members and of learned quotas.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_kept_of_a_key_is_small() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let limiter = limiter(fleet(&redis), [Quota::window(1_000, SECOND)]).await;
+    let until = clock::now() + ms(1_500);
+    while clock::now() < until {
+        acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+    }
+    let keys = redis.keys();
+    let state = &keys.iter().find(|(key, _)| !key.ends_with(":members")).unwrap().0;
+    let bytes = |key: &str| redis.cli(&["MEMORY", "USAGE", key]).parse::<u32>().unwrap();
+    let (busy, members) = (bytes(state), bytes(&format!("{state}:members")));
+    for number in 0..100 {
+        let mut permit = acquire(&limiter, &key(), SECOND).await.unwrap();
+        permit.commit();
+        permit.observe(&told(&format!("quota-{number}"), 1_000_000, 60 * SECOND, 999_000));
+    }
+    clock::sleep(ms(300)).await;
+    acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+    clock::sleep(ms(300)).await;
+    let learned = bytes(state);
+    println!("{busy} bytes of a busy window, {members} of one member, {learned} with 100 learned quotas");
+    assert!(busy < 2_000 && members < 300 && learned < 60_000);
+    // A thousand processes, of which this one asks.
+    let mut others = vec!["ZADD".to_owned(), format!("{state}:members")];
+    let now: f64 = redis.cli(&["TIME"]).lines().next().unwrap().parse().unwrap();
+    others.extend((0..1_000).flat_map(|number| [format!("{}", now * 1e6), format!("{number:032x}")]));
+    redis.cli(&others.iter().map(String::as_str).collect::<Vec<_>>());
+    redis.cli(&["CONFIG", "RESETSTAT"]);
+    for _ in 0..20 {
+        let _ = acquire(&limiter, &key(), ms(100)).await.map(|mut permit| permit.commit());
+        clock::sleep(ms(20)).await;
+    }
+    let said = redis.cli(&["INFO", "commandstats"]);
+    let script = said.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+    println!("a thousand members: {} bytes, {script}", bytes(&format!("{state}:members")));
 }
 
 /// Limits at the ends of what can be said: as many as they let out at once, no panic, no error of the store.
@@ -650,4 +808,33 @@ fn a_fleet_reads_no_wall_clock() {
             assert!(names.is_none(), "{}: {names:?}", path.display());
         }
     }
+}
+
+/// A unit of a slow limit goes to who waits for it, however many others there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_limit_is_not_waited_for_in_vain() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let mut members = Vec::new();
+    for _ in 0..6 {
+        members.push(member(&redis, Quota::bucket(1, 4 * SECOND).burst(5)).await);
+    }
+    // All are seen, and none of them but one wants more.
+    for limiter in &members[1..] {
+        acquire(limiter, &key(), 5 * SECOND).await.unwrap().commit();
+    }
+    let asked = clock::now();
+    acquire(&members[0], &key(), 20 * SECOND).await.unwrap().commit();
+    println!("after {:?}", clock::now() - asked);
+    // A unit's time, and 2 s.
+    assert!(clock::now() - asked < 9 * SECOND);
+    // What is saved is there, to the last unit, for two as for one.
+    let quota = || Quota::bucket(1, 366 * 86_400 * SECOND).burst(3);
+    let limiters = [member(&redis, quota()).await, member(&redis, quota()).await];
+    for limiter in [&limiters[0], &limiters[1], &limiters[0]] {
+        acquire(limiter, &Key::from("year"), 5 * SECOND).await.unwrap().commit();
+    }
+    assert!(acquire(&limiters[1], &Key::from("year"), SECOND).await.is_err());
 }

@@ -175,8 +175,17 @@ async fn a_fleet_learns_one_limit() {
     assert!(used >= stalls.least(0.75), "{used:.3} of the limit");
 }
 
+/// What becomes of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outage {
+    Killed,
+    Hangs,
+    /// Killed again as soon as it is back: nobody has found all others yet.
+    KilledTwice,
+}
+
 /// The bound in an outage is the limit and what was leased before it; then the limit is shared again.
-async fn outage(on_loss: &str, hang: bool) {
+async fn outage(on_loss: &str, happens: Outage) {
     let (count, away_ms) = if is_long() { (10, 5_000) } else { (4, 2_000) };
     let mut redis = Redis::standalone().await;
     let load_ms = 2_500 + away_ms + 4_500;
@@ -185,12 +194,18 @@ async fn outage(on_loss: &str, hang: bool) {
     let from = micros_now();
     crew.go().await;
     clock::sleep(ms(2_500)).await;
-    if hang {
-        redis.pause();
-        clock::sleep(ms(away_ms)).await;
-        redis.resume();
-    } else {
-        redis.restart(ms(away_ms)).await;
+    match happens {
+        Outage::Hangs => {
+            redis.pause();
+            clock::sleep(ms(away_ms)).await;
+            redis.resume();
+        }
+        Outage::Killed => redis.restart(ms(away_ms)).await,
+        Outage::KilledTwice => {
+            redis.restart(ms(away_ms / 2)).await;
+            clock::sleep(ms(300)).await;
+            redis.restart(ms(away_ms / 2 - 300)).await;
+        }
     }
     let back = (micros_now() - from) / 1_000;
     let (scripts_back, _) = scripts(&redis);
@@ -204,7 +219,7 @@ async fn outage(on_loss: &str, hang: bool) {
     let full = |span: u64| span as f64 / 10.0;
     let (use_alone, use_after) = (alone as f64 / full(away_ms - 1_500), after as f64 / full(load_ms - shared));
     let (scripts_end, _) = scripts(&redis);
-    println!("{on_loss}, hang {hang}: most {most}; {use_alone:.2} of the limit while away, {use_after:.2} after");
+    println!("{on_loss}, {happens:?}: most {most}; {use_alone:.2} of the limit while away, {use_after:.2} after");
     let each_100_ms = |at: u64| between(&starts, from, (at * 100, at * 100 + 100));
     println!("    back at {back} ms; in each 100 ms: {:?}", (0..load_ms / 100).map(each_100_ms).collect::<Vec<_>>());
     // What was leased: twice the units of a lease, and a unit for the next call of each.
@@ -220,9 +235,10 @@ async fn a_store_that_is_killed_is_stood_in_for() {
     if skip() {
         return;
     }
-    outage("live", false).await;
+    outage("live", Outage::Killed).await;
     if is_long() {
-        outage("10", false).await;
+        outage("10", Outage::Killed).await;
+        outage("live", Outage::KilledTwice).await;
     }
 }
 
@@ -232,9 +248,9 @@ async fn a_store_that_hangs_is_stood_in_for() {
         return;
     }
     if is_long() {
-        outage("live", true).await;
+        outage("live", Outage::Hangs).await;
     }
-    outage(if is_long() { "10" } else { "4" }, true).await;
+    outage(if is_long() { "10" } else { "4" }, Outage::Hangs).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -259,4 +275,30 @@ async fn what_a_dead_process_had_is_back_after_a_lease() {
     let after = between(&starts, from, (killed + 1_040, load_ms)) as f64 / ((load_ms - killed - 1_040) as f64 / 10.0);
     println!("{after:.2} of the limit by two of six");
     assert!(after >= stalls.least(0.8), "{after:.2} of the limit");
+}
+
+/// Stopped and continued: leases that ended meanwhile are not used.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_stood_still_sends_nothing_late() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let load_ms = 5_000;
+    let plan = Plan::new(&redis.url(), (100, 1_000), load_ms);
+    let (mut crew, stalls) = (crew(3, &plan).await, Stalls::watch());
+    let from = micros_now();
+    crew.go().await;
+    for _ in 0..3 {
+        clock::sleep(ms(700)).await;
+        crew.signal_last("STOP").await;
+        clock::sleep(ms(400)).await;
+        crew.signal_last("CONT").await;
+    }
+    let starts = starts(&crew.reports().await);
+    let (most, all) = (most_in(&starts, stalls.nearly(SECOND)), between(&starts, from, (1_000, load_ms)));
+    println!("most {most}, {all} of 400");
+    // What was held when it stopped, by each of its workers, may go out when it goes on.
+    assert!(most <= 100 + 8, "{most} in a window");
+    assert!(all as f64 >= stalls.least(320.0), "{all} of 400");
 }

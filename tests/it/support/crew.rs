@@ -120,6 +120,11 @@ impl Crew {
         member.child.kill().await.unwrap();
     }
 
+    /// A signal to the last of them: `STOP`, say.
+    pub(crate) async fn signal_last(&self, name: &str) {
+        super::job::signal(&self.members.last().unwrap().child, name).await;
+    }
+
     /// What they did, when all are through.
     pub(crate) async fn reports(self) -> Vec<Report> {
         let mut reports = Vec::new();
