@@ -4,6 +4,8 @@ pub(crate) mod chaos;
 pub(crate) mod clock;
 #[cfg(feature = "cli")]
 pub(crate) mod crew;
+#[cfg(feature = "cli")]
+pub(crate) mod fleet;
 pub(crate) mod http1;
 pub(crate) mod http2;
 #[cfg(feature = "cli")]
