@@ -34,9 +34,9 @@ use tokio::{runtime, sync::Semaphore, task::JoinSet};
 use tower::{Layer, ServiceExt};
 
 use crate::support::{
+    alone::is_alone,
     chaos::Proxy,
     clock::{self, ms},
-    raw::is_alone,
 };
 
 const CALLS: u64 = 6;

@@ -10,8 +10,8 @@ use abide::{
 use tokio::{runtime, task::JoinSet};
 
 use crate::support::{
+    alone::rerun,
     clock::{self, ms},
-    raw::rerun,
 };
 
 const TASKS: u64 = 64;

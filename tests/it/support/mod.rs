@@ -1,5 +1,6 @@
 //! What the integration tests share: the clock they may read and the scripted test network.
 
+pub(crate) mod alone;
 pub(crate) mod chaos;
 pub(crate) mod clock;
 #[cfg(feature = "cli")]

@@ -1,9 +1,8 @@
-//! A server that says whatever it is told to, byte by byte; and a process of its own for who has to listen to it.
+//! A server that says whatever it is told to, byte by byte; and a bound of memory for who has to listen to it.
 
 use std::{
-    env, fs,
+    fs,
     net::SocketAddr,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -17,7 +16,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use super::clock;
+use super::{alone::is_alone, clock};
 
 /// What is done with a connection after a request has come.
 #[derive(Clone, Debug)]
@@ -142,28 +141,6 @@ async fn write(tcp: &mut TcpStream, bytes: &[u8], written: &AtomicU64) -> Option
     tcp.write_all(bytes).await.ok()?;
     written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     Some(())
-}
-
-/// Whether this is the process of this thread's test alone; if not, it was just run in one, and it passed.
-pub(crate) fn is_alone() -> bool {
-    const CHILD: &str = "ABIDE_ALONE";
-    if env::var_os(CHILD).is_some() {
-        return true;
-    }
-    rerun(CHILD, "1");
-    false
-}
-
-/// Runs this thread's test again, in a process that finds `value` as `name` in its environment; fails if it does.
-pub(crate) fn rerun(name: &str, value: &str) {
-    let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", std::thread::current().name().unwrap(), "--nocapture"])
-        .env(name, value)
-        .output()
-        .unwrap();
-    let said = [child.stdout, child.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    println!("{said}");
-    assert!(child.status.success() && said.contains("1 passed"), "{said}");
 }
 
 /// Runs `scene` in a process of its own, the test of this thread in it alone; fails if it takes more memory than
