@@ -25,7 +25,8 @@ use crate::Client;
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 /// let url = Url::parse("https://api.example.com/v1/things")?;
 /// let jobs = (0..1000).map(move |n| Job::new(format!("thing-{n}"), Request::new(Method::GET, url.clone())));
-/// let mut outcomes = Bulk::new(abide::Client::new()).concurrency(50).journal("things.journal").run(stream::iter(jobs));
+/// let bulk = Bulk::new(abide::Client::new()).concurrency(50).journal("things.journal");
+/// let mut outcomes = bulk.run(stream::iter(jobs));
 /// while let Some(outcome) = outcomes.next().await {
 ///     println!("{} {:?} after {} attempts", outcome.id, outcome.status, outcome.attempts);
 /// }

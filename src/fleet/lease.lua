@@ -15,8 +15,8 @@ local SLICES = 64
 local KEPT = 1.6 -- entries of learned quotas are kept this much longer than the span: it may grow
 local MOST = 64 -- learned quotas of a key
 local MINUTE = 60000000
-local SOON = 2000000
-local FEW = 4
+local SOON = 2000000 -- each asks again about a slow limit within this time
+local FEW = 4 -- so many members take no turns
 
 local at = 0
 local function arg() at = at + 1; return ARGV[at] end
@@ -237,7 +237,7 @@ local active = redis.call('ZCOUNT', KEYS[2], now - 2 * state.gap - 250000, '+inf
 local part = expected > active and 1 or 2
 active = math.max(active, expected)
 
--- A call that costs much would wait for ever beside those that take each unit as it comes: what it needs is kept for it.
+-- A call that costs much would wait for ever beside those that take each unit as it comes: what it needs is kept.
 local hungry = state.hungry
 local fed = hungry and hungry.member == member
 if hungry and (fed or hungry.till <= now) then
@@ -255,7 +255,8 @@ for _, ask in ipairs(asks) do
   ask.has = math.max(0, math.min(level, room))
   if ask.need > line.burst and level >= math.floor(line.burst) and room >= ask.need then ask.has = ask.need end
   if now < line.stopped then ask.has = 0 end
-  local fair = math.max(part == 2 and math.ceil(level / active) or 0, math.ceil(part * line.refill * line.lease / line.per / active), ask.need)
+  local refilled = math.ceil(part * line.refill * line.lease / line.per / active)
+  local fair = math.max(part == 2 and math.ceil(level / active) or 0, refilled, ask.need)
   ask.has = math.min(ask.has, fair)
   if ask.has < ask.need then
     fits = false

@@ -22,6 +22,12 @@ use crate::{
     },
 };
 
+/// As in the script: each asks again about a slow limit within this time, in microseconds.
+const SOON: u64 = 2_000_000;
+
+/// As in the script: so many members take no turns.
+const FEW: u64 = 4;
+
 /// What all its connections share.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory(Arc<Mutex<Books>>);
@@ -221,7 +227,7 @@ impl Book {
             return 0;
         }
         let fills = whole(line.terms.burst) * line.terms.per / line.terms.refill / 2;
-        let turn = if active <= 4 { 0 } else { (active * line.terms.per / line.terms.refill / 2).min(2_000_000) };
+        let turn = if active <= FEW { 0 } else { (active * line.terms.per / line.terms.refill / 2).min(SOON) };
         self.gap = turn.max(fills.min(line.terms.lease * 9 / 10)) * 1_000;
         let ready = kept.meter.ready_at(0, line.need.max(1), now, false).since(now);
         ready.max(self.gap).max(self.pause.since(now)) / 1_000

@@ -23,7 +23,11 @@ struct Server {
 }
 
 impl Server {
-    fn start() -> (Self, Connection) {
+    /// `None`: a machine without one.
+    fn start() -> Option<(Self, Connection)> {
+        if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
+            return None;
+        }
         let folder =
             std::env::temp_dir().join(format!("abide-script-{}-{}", std::process::id(), rand::random::<u32>()));
         std::fs::create_dir(&folder).unwrap();
@@ -36,7 +40,7 @@ impl Server {
         let client = Client::open(format!("redis+unix://{}", socket.display())).unwrap();
         for _ in 0..3_000 {
             if let Ok(connection) = client.get_connection() {
-                return (server, connection);
+                return Some((server, connection));
             }
             wait_a_little();
         }
@@ -143,10 +147,7 @@ fn both_agree(script: &mut Script<'_>, quota: &Quota, span: u64, steps: &Steps) 
 
 #[test]
 fn the_script_grants_what_the_limiter_of_one_process_would() {
-    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
-        return;
-    }
-    let (_server, connection) = Server::start();
+    let Some((_server, connection)) = Server::start() else { return };
     let connection = std::cell::RefCell::new(connection);
     let settings = |cases| ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) };
     let runner = |cases| proptest::test_runner::TestRunner::new(settings(cases));
@@ -171,10 +172,7 @@ fn the_script_grants_what_the_limiter_of_one_process_would() {
 
 #[test]
 fn several_quotas_are_taken_all_or_none_and_time_never_goes_back() {
-    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
-        return;
-    }
-    let (_server, mut connection) = Server::start();
+    let Some((_server, mut connection)) = Server::start() else { return };
     let mut script = Script::new(&mut connection);
     let (many, few) = (Quota::bucket(10, Duration::from_secs(1)), Quota::bucket(3, Duration::from_secs(1)));
     let asks = |want, need| {
@@ -196,10 +194,7 @@ fn several_quotas_are_taken_all_or_none_and_time_never_goes_back() {
 /// Beside a process that takes each unit as it comes.
 #[test]
 fn a_call_that_costs_much_is_served() {
-    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
-        return;
-    }
-    let (_server, mut connection) = Server::start();
+    let Some((_server, mut connection)) = Server::start() else { return };
     let mut script = Script::new(&mut connection);
     let quota = Quota::bucket(100, Duration::from_secs(1)).burst(50);
     let (mut now, mut again, mut served, mut light) = (1_000_000, 0, 0, 0);
@@ -221,10 +216,7 @@ fn a_call_that_costs_much_is_served() {
 /// What was sent while the store was away counts for its window, and no longer.
 #[test]
 fn what_is_owed_is_no_debt_of_a_window() {
-    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
-        return;
-    }
-    let (_server, mut connection) = Server::start();
+    let Some((_server, mut connection)) = Server::start() else { return };
     let mut script = Script::new(&mut connection);
     let quota = Quota::window(100, Duration::from_millis(1_024));
     let owing = Line { owed: vec![(512_000, 60), (0, 40)], ..line(&quota, 1_024_000) };
@@ -241,10 +233,7 @@ fn what_is_owed_is_no_debt_of_a_window() {
 /// back during a lease, and one unit, is beyond that.
 #[test]
 fn a_bucket_holds_though_its_leases_are_sent_late() {
-    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
-        return;
-    }
-    let (_server, connection) = Server::start();
+    let Some((_server, connection)) = Server::start() else { return };
     let connection = std::cell::RefCell::new(connection);
     let settings = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) };
     let step = (0u64..150_000, 1u64..6);

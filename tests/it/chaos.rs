@@ -7,7 +7,6 @@ use std::{
     env,
     future::Future,
     panic,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -35,6 +34,7 @@ use tokio::{runtime, sync::Semaphore, task::JoinSet};
 use tower::{Layer, ServiceExt};
 
 use crate::support::{
+    alone::is_alone,
     chaos::Proxy,
     clock::{self, ms},
 };
@@ -56,18 +56,9 @@ fn seeds() -> Vec<u64> {
 /// In a process of its own, so that its panics and its tasks are counted alone.
 #[test]
 fn a_broken_network_breaks_no_promise() {
-    const CHILD: &str = "ABIDE_CHAOS_CHILD";
-    if env::var_os(CHILD).is_some() {
-        return run();
+    if is_alone() {
+        run();
     }
-    let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "chaos::a_broken_network_breaks_no_promise", "--nocapture"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
-    let said = [child.stdout, child.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    println!("{said}");
-    assert!(child.status.success() && said.contains("1 passed"), "{said}");
 }
 
 /// Panics on any thread; tokio takes those of tasks that nobody joins.

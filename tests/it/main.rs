@@ -24,6 +24,8 @@ mod explain;
 mod fleet;
 #[cfg(feature = "cli")]
 mod fleet_processes;
+#[cfg(feature = "cli")]
+mod fleet_store;
 mod fuzzed;
 mod hostile;
 #[cfg(feature = "cli")]

@@ -1,7 +1,7 @@
 //! Minutes of calls under all faults: memory stays flat, and no task is left.
 #![cfg(target_os = "linux")]
 
-use std::{env, fs, process, time::Duration};
+use std::{env, fs, time::Duration};
 
 use abide::{
     Backoff, Client, Policy, Quota, ResponseExt,
@@ -9,7 +9,10 @@ use abide::{
 };
 use tokio::{runtime, task::JoinSet};
 
-use crate::support::clock::{self, ms};
+use crate::support::{
+    alone::rerun,
+    clock::{self, ms},
+};
 
 const TASKS: u64 = 64;
 
@@ -69,14 +72,8 @@ fn memory_is_flat_and_no_task_is_left() {
     let far = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let server = Server::builder().faults(Faults::rate(0.2)).limit(Quota::per_second(800)).latency(ms(0)..ms(4));
     let server = far.block_on(server.start()).unwrap();
-    let child = process::Command::new(env::current_exe().unwrap())
-        .args(["--exact", "soak::memory_is_flat_and_no_task_is_left", "--nocapture"])
-        .env(URL, server.url())
-        .output()
-        .unwrap();
-    let said = [child.stdout, child.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    println!("{said}{}", server.stats());
-    assert!(child.status.success() && said.contains("1 passed"));
+    rerun(URL, server.url());
+    println!("{}", server.stats());
     assert!(server.stats().faults > 20 && server.stats().executions > 20);
     // The client's process has ended, and every fault that waited for its end with it.
     far.block_on(async {

@@ -2,6 +2,8 @@
 
 use abide::fleet::{Fleet, StoreLoss};
 
+use crate::options::from_env;
+
 /// Options of `abide run` that share its limits with other runs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FleetArgs {
@@ -27,8 +29,7 @@ impl FleetArgs {
     /// The fleet that they describe, once its store answers.
     pub(crate) async fn connect(&self) -> Result<Option<Fleet>, String> {
         let Some(url) = &self.store else { return Ok(None) };
-        let url = crate::options::filled(url, |name| std::env::var(name).ok())
-            .map_err(|name| format!("--fleet: there is no variable {name:?} in the environment"))?;
+        let url = from_env(url).map_err(|why| format!("--fleet: {why}"))?;
         let fleet = Fleet::redis(url).name(&self.fleet_name).on_store_loss(self.on_store_loss);
         let why = |error: abide::Error| match std::error::Error::source(&error) {
             Some(source) => format!("--fleet: {error}: {source}"),

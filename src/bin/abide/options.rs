@@ -156,13 +156,12 @@ impl Args {
         let mut headers = HeaderMap::new();
         for text in &self.headers {
             let (name, value) = split(text)?;
-            let from_env = value.contains("env:");
-            let value = filled(value, |name| std::env::var(name).ok())
-                .map_err(|name| format!("-H: there is no variable {name:?} in the environment"))?;
+            let is_secret = value.contains("env:");
+            let value = from_env(value).map_err(|why| format!("-H: {why}"))?;
             // The value may be a secret: only the name is told.
             let mut value =
                 HeaderValue::from_str(&value).map_err(|_no_value| format!("-H {name}: no value of a header"))?;
-            value.set_sensitive(from_env);
+            value.set_sensitive(is_secret);
             headers.append(name, value);
         }
         Ok(headers)
@@ -243,7 +242,7 @@ fn masked(text: &str) -> Option<String> {
 /// A URL as it is, or from the environment: there it stays out of the list of processes.
 pub(crate) fn url(text: &str) -> Result<String, String> {
     match text.strip_prefix("env:") {
-        Some(name) => std::env::var(name).map_err(|_none| format!("there is no variable {name:?} in the environment")),
+        Some(name) => std::env::var(name).map_err(|_none| missing(name)),
         None => Ok(text.to_owned()),
     }
 }
@@ -253,8 +252,17 @@ fn variable(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len()))
 }
 
+/// Each `env:NAME` replaced by what the environment has.
+pub(crate) fn from_env(template: &str) -> Result<String, String> {
+    filled(template, |name| std::env::var(name).ok()).map_err(|name| missing(&name))
+}
+
+fn missing(name: &str) -> String {
+    format!("there is no variable {name:?} in the environment")
+}
+
 /// Each `env:NAME` replaced; the error is a name that is not there.
-pub(crate) fn filled(template: &str, read: impl Fn(&str) -> Option<String>) -> Result<String, String> {
+fn filled(template: &str, read: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let mut parts = template.split("env:");
     let mut filled = parts.next().unwrap_or_default().to_owned();
     for part in parts {

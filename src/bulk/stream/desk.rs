@@ -76,7 +76,7 @@ pub(super) struct State {
     dead_from: Instant,
     looks: u32,
     connect_at: Instant,
-    tries: u32,
+    failures: u32,
     away: bool,
     largest: usize,
 }
@@ -120,7 +120,7 @@ impl State {
             dead_from: now,
             looks: 0,
             connect_at: now,
-            tries: 0,
+            failures: 0,
             away: false,
             largest: 0,
         }
@@ -162,7 +162,7 @@ impl Desk {
             }
             if let Some(mut link) = self.link.take() {
                 match self.turn(&mut link).await {
-                    Ok(()) => (self.link, self.state.tries) = (Some(link), 0),
+                    Ok(()) => (self.link, self.state.failures) = (Some(link), 0),
                     Err(error) => self.lose(&error, is_final(&error)),
                 }
             }
@@ -361,8 +361,8 @@ impl Desk {
             self.say(format!("the store {} is away: {error}; rows under way go on", self.group.address));
         }
         let backoff = Backoff::equal_jitter(CONNECTIONS.0, CONNECTIONS.1);
-        let pause = backoff.wait(self.state.tries, None, &mut rand::rng());
-        self.state.tries = self.state.tries.saturating_add(1);
+        let pause = backoff.wait(self.state.failures, None, &mut rand::rng());
+        self.state.failures = self.state.failures.saturating_add(1);
         self.state.connect_at = clock::now() + pause;
     }
 

@@ -153,10 +153,10 @@ impl Push {
     /// Adds a batch, also when the store is away in between.
     async fn add(&mut self, mut batch: Vec<Row>, pushed: &mut Pushed) -> io::Result<()> {
         let mut away: Option<Instant> = None;
-        let mut tries = 0;
+        let mut failures = 0;
         while !batch.is_empty() {
             // Once tried, it may be there.
-            let done = match tries {
+            let done = match failures {
                 0 => Ok(0),
                 _ => self.arrived().await,
             };
@@ -185,8 +185,8 @@ impl Push {
                 }
             }
             let backoff = Backoff::equal_jitter(Duration::from_millis(100), Duration::from_secs(2));
-            let pause = backoff.wait(tries, None, &mut rand::rng());
-            tries += 1;
+            let pause = backoff.wait(failures, None, &mut rand::rng());
+            failures += 1;
             clock::sleep_until(clock::now() + pause).await;
         }
         Ok(())

@@ -1,9 +1,12 @@
 //! What the integration tests share: the clock they may read and the scripted test network.
 
+pub(crate) mod alone;
 pub(crate) mod chaos;
 pub(crate) mod clock;
 #[cfg(feature = "cli")]
 pub(crate) mod crew;
+#[cfg(feature = "cli")]
+pub(crate) mod fleet;
 pub(crate) mod http1;
 pub(crate) mod http2;
 #[cfg(feature = "cli")]

@@ -1,9 +1,8 @@
-//! A server that says whatever it is told to, byte by byte; and a process of its own for who has to listen to it.
+//! A server that says whatever it is told to, byte by byte; and a bound of memory for who has to listen to it.
 
 use std::{
-    env, fs,
+    fs,
     net::SocketAddr,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -17,7 +16,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use super::clock;
+use super::{alone::is_alone, clock};
 
 /// What is done with a connection after a request has come.
 #[derive(Clone, Debug)]
@@ -147,20 +146,11 @@ async fn write(tcp: &mut TcpStream, bytes: &[u8], written: &AtomicU64) -> Option
 /// Runs `scene` in a process of its own, the test of this thread in it alone; fails if it takes more memory than
 /// `most_mib` beyond what it started with.
 pub(crate) fn alone<F: Future<Output = ()>>(most_mib: u64, scene: impl FnOnce() -> F) {
-    const CHILD: &str = "ABIDE_ALONE";
-    let thread = std::thread::current();
-    let name = thread.name().unwrap();
-    if env::var_os(CHILD).is_none() {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
-        let said = [child.stdout, child.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        println!("{said}");
-        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    if !is_alone() {
         return;
     }
+    let thread = std::thread::current();
+    let name = thread.name().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // Code and tables that any call needs.
