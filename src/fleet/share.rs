@@ -15,6 +15,8 @@ const SETTLES: u64 = 1_100_000_000;
 pub(crate) struct Share {
     round_trip: u64,
     state: State,
+    /// How quotas are kept in that state.
+    kept: Keeping,
     /// Which life of the key's state in the store the leases are of.
     generation: Option<Box<str>>,
     /// Nothing is granted after this instant without news from the store.
@@ -60,6 +62,7 @@ impl Share {
         Self {
             round_trip,
             state: State::Shared,
+            kept: Keeping::Shared,
             generation: None,
             fresh_until: Tick::default(),
             heard: None,
@@ -100,15 +103,21 @@ impl Share {
         changed
     }
 
-    /// How quotas are kept in the present state, if `elsewhere` processes are known of by other keys.
-    pub(crate) fn keeping(&self, elsewhere: u32) -> Keeping {
-        match self.state {
+    /// How quotas are kept from now on, in the present state, if `elsewhere` processes are known of by other keys.
+    pub(crate) fn keep(&mut self, elsewhere: u32) -> Keeping {
+        self.kept = match self.state {
             State::Shared => Keeping::Shared,
             State::Lost(StoreLoss::LocalShare(members), _) => Keeping::Alone(members),
             State::Lost(StoreLoss::LiveShare, _) if self.members > 0 => Keeping::Alone(self.members),
             State::Lost(StoreLoss::LiveShare, _) => Keeping::Alone(elsewhere.max(1)),
             State::Lost(StoreLoss::Closed | StoreLoss::Open, _) => Keeping::Open,
-        }
+        };
+        self.kept
+    }
+
+    /// How quotas are kept, also those that are told from now on.
+    pub(crate) fn kept(&self) -> Keeping {
+        self.kept
     }
 
     /// When the store is tried next, if calls are refused until then.

@@ -277,3 +277,28 @@ async fn a_store_may_be_far_away() {
     let used = log.between(began, began + 5 * SECOND);
     assert!(used >= 250, "{used} of 500");
 }
+
+/// What a server tells while the store is away is kept by this process alone until the store is back.
+#[tokio::test(start_paused = true)]
+async fn a_quota_that_is_told_in_an_outage_lets_calls_go_on() {
+    for (on_loss, least, most) in [(StoreLoss::LiveShare, 85, 98), (StoreLoss::LocalShare(2), 42, 49)] {
+        for windows in [[Some(SECOND), Some(SECOND)], [None, Some(SECOND)]] {
+            let (memory, key, log, began) = (Memory::new(ms(1)), Key::from("key"), Log::default(), clock::now());
+            let limiter = limiter(&memory, 1, None, on_loss);
+            memory.books().down = true;
+            for window in windows {
+                let mut permit = limiter.acquire(&key, 1, Some(began + 5 * SECOND)).await.unwrap();
+                permit.commit();
+                let hint = QuotaHint { limit: Some(100.0), remaining: Some(99.0), window, ..QuotaHint::default() };
+                permit.observe(&Hints { quotas: vec![hint], ..Hints::default() });
+            }
+            let until = began + 10 * SECOND;
+            let mut calls = JoinSet::new();
+            drive(&mut calls, &limiter, 8, until, &log);
+            calls.join_all().await;
+            assert!(log.most(SECOND, began, until) <= most, "{on_loss:?}");
+            let sent = log.between(began, until);
+            assert!(sent >= 9 * least, "{on_loss:?} {windows:?}: {sent} in 10 s");
+        }
+    }
+}

@@ -102,7 +102,7 @@ impl Book {
             spread: self.latency.spread(),
             headroom: rules.headroom,
             members: scope.members(),
-            shared: scope.share.as_ref().map(|share| share.round_trip()),
+            shared: scope.share.as_ref().map(|share| (share.round_trip(), share.kept())),
         };
         let place = self.learned.iter().position(|known| known.is(hint, true));
         let place = place.or_else(|| self.learned.iter().position(|known| !known.told && known.is(hint, false)));

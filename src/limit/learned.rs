@@ -81,8 +81,8 @@ pub(crate) struct Seen {
     pub(crate) headroom: f64,
     /// Processes that use the same quotas, this one included.
     pub(crate) members: u64,
-    /// A fleet keeps the quotas of this scope: to its store and back, in microseconds.
-    pub(crate) shared: Option<u64>,
+    /// A fleet keeps the quotas of this scope: to its store and back, in microseconds, and how.
+    pub(crate) shared: Option<(u64, Keeping)>,
 }
 
 /// Longest window that is kept as told, 73 years: products of two still fit the integers.
@@ -261,9 +261,15 @@ impl Contract {
 
     /// With what a fleet needs to keep it, if there is one.
     fn leased(&self, meter: Meter, hint: &QuotaHint, seen: &Seen) -> Meter {
-        let Some(round_trip) = seen.shared else { return meter };
+        let Some((round_trip, keeping)) = seen.shared else { return meter };
         let quota = self.quota(seen.headroom, &hint.unit);
-        meter.leased(Lease::learned(id_of(hint), self.description(&hint.unit), &quota, round_trip))
+        let mut meter = meter.leased(Lease::learned(id_of(hint), self.description(&hint.unit), &quota, round_trip));
+        if keeping != Keeping::Shared {
+            // The store is away: nobody else would grant of it.
+            meter.keep(keeping, None, seen.now);
+            meter.cut_to_one();
+        }
+        meter
     }
 
     /// What other processes need to know of it.

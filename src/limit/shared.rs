@@ -109,7 +109,7 @@ impl Scope {
         if !share.set_state(state, now) {
             return;
         }
-        let (keeping, heard) = (share.keeping(elsewhere), share.heard());
+        let (keeping, heard) = (share.keep(elsewhere), share.heard());
         for meter in &mut self.meters {
             meter.keep(keeping, heard, now);
         }
@@ -204,7 +204,7 @@ const MOST_SPREAD: u64 = 100_000_000;
 
 impl Meter {
     /// How it is kept changes; `heard`: when the last request left that the store answered.
-    fn keep(&mut self, keeping: Keeping, heard: Option<Tick>, now: Tick) {
+    pub(crate) fn keep(&mut self, keeping: Keeping, heard: Option<Tick>, now: Tick) {
         let (held, Some(mut lease)) = (self.held(), self.take_lease()) else { return };
         let (quota, left) = match keeping {
             Keeping::Shared => {
