@@ -56,7 +56,7 @@ fn seeds() -> Vec<u64> {
 /// In a process of its own, so that its panics and its tasks are counted alone.
 #[test]
 fn a_broken_network_breaks_no_promise() {
-    if is_alone() {
+    if is_alone(&|| ()) {
         run();
     }
 }

@@ -72,7 +72,7 @@ fn memory_is_flat_and_no_task_is_left() {
     let far = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let server = Server::builder().faults(Faults::rate(0.2)).limit(Quota::per_second(800)).latency(ms(0)..ms(4));
     let server = far.block_on(server.start()).unwrap();
-    rerun(URL, server.url());
+    rerun(&|| (), URL, server.url());
     println!("{}", server.stats());
     assert!(server.stats().faults > 20 && server.stats().executions > 20);
     // The client's process has ended, and every fault that waited for its end with it.

@@ -16,7 +16,10 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use super::{alone::is_alone, clock};
+use super::{
+    alone::{is_alone, test_of},
+    clock,
+};
 
 /// What is done with a connection after a request has come.
 #[derive(Clone, Debug)]
@@ -143,14 +146,13 @@ async fn write(tcp: &mut TcpStream, bytes: &[u8], written: &AtomicU64) -> Option
     Some(())
 }
 
-/// Runs `scene` in a process of its own, the test of this thread in it alone; fails if it takes more memory than
+/// Runs `scene` in a process of its own, the test that it is a closure of in it alone; fails if it takes more memory than
 /// `most_mib` beyond what it started with.
 pub(crate) fn alone<F: Future<Output = ()>>(most_mib: u64, scene: impl FnOnce() -> F) {
-    if !is_alone() {
+    if !is_alone(&scene) {
         return;
     }
-    let thread = std::thread::current();
-    let name = thread.name().unwrap();
+    let name = test_of(&scene);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // Code and tables that any call needs.
