@@ -302,3 +302,12 @@ async fn a_quota_that_is_told_in_an_outage_lets_calls_go_on() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_store_that_is_not_there_is_named_and_why() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = Fleet::redis(format!("redis://me:secret@{closed}")).connect().await.unwrap_err();
+    let said = std::error::Error::source(&error).unwrap().to_string();
+    assert!(error.is_connect() && said.starts_with(&format!("the store redis://{closed}: ")), "{said}");
+    assert!(!said.contains("I/O") && !said.contains("secret"), "{said}");
+}
