@@ -46,8 +46,8 @@ impl Error {
 
     /// The store of a fleet cannot be reached.
     #[cfg(feature = "redis")]
-    pub(crate) fn store(why: impl Into<Box<str>>) -> Self {
-        let source = std::io::Error::new(std::io::ErrorKind::NotConnected, format!("the store: {}", why.into()));
+    pub(crate) fn store(store: &str, why: &str) -> Self {
+        let source = std::io::Error::new(std::io::ErrorKind::NotConnected, format!("the store {store}: {why}"));
         Self::new(Kind::Failed(Cause::Connect, SentState::NotSent), Some(source.into()))
     }
 

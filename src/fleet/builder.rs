@@ -8,7 +8,7 @@ use super::{
     hub::Hub,
     link::Address,
     redis::{Names, Redis},
-    store::{Store, StoreLoss},
+    store::{Lost, Store, StoreLoss},
     task::{Manners, Place, Task},
 };
 use crate::{Backoff, Error, clock};
@@ -179,23 +179,23 @@ impl FleetBuilder {
         let store: Arc<str> = address.to_string().into();
         let patient = Redis { address, names, timeout: PATIENCE };
         let first = clock::before(clock::now().checked_add(PATIENCE), patient.connect(None)).await;
-        let first = first.ok_or_else(|| Error::store("no connection within 5 s"))?;
-        let connected = first.map_err(|lost| Error::store(lost.0))?;
+        let first = first.ok_or_else(|| Error::store(&store, "no connection within 5 s"))?;
+        let connected = first.map_err(|lost| Error::store(&store, &lost.0))?;
         let place = Box::new(Redis { timeout: self.timeout.max(CONNECT), ..patient });
         let manners = Manners { timeout: self.timeout, reconnect: self.reconnect };
         let (seed, _) = member.as_u64_pair();
-        let round_trip = round_trip(&*connected).await?;
+        let round_trip = round_trip(&*connected).await.map_err(|lost| Error::store(&store, &lost.0))?;
         Ok(Fleet::start((place, connected), (self.on_loss, round_trip), manners, (store, seed)))
     }
 }
 
 /// The shortest of a few, in microseconds: others were held up somewhere.
-async fn round_trip(store: &dyn Store) -> Result<u64, Error> {
+async fn round_trip(store: &dyn Store) -> Result<u64, Lost> {
     let mut shortest = PATIENCE;
     for _ in 0..PINGS {
         let sent = clock::now();
         let answer = clock::before(sent.checked_add(PATIENCE), store.ping()).await;
-        answer.ok_or_else(|| Error::store("no answer within 5 s"))?.map_err(|lost| Error::store(lost.0))?;
+        answer.unwrap_or_else(|| Err(Lost("no answer within 5 s".into())))?;
         shortest = shortest.min(clock::now().saturating_duration_since(sent));
     }
     Ok(u64::try_from(shortest.as_micros()).unwrap_or(u64::MAX))

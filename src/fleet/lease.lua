@@ -17,6 +17,7 @@ local MOST = 64 -- learned quotas of a key
 local MINUTE = 60000000
 local SOON = 2000000 -- each asks again about a slow limit within this time
 local FEW = 4 -- so many members take no turns
+local PATIENT = 1000000 -- one for which units are kept asks again within so long: else it has gone
 
 local at = 0
 local function arg() at = at + 1; return ARGV[at] end
@@ -296,6 +297,7 @@ end
 if now < state.pause then retry = math.max(retry, state.pause - now) end
 if gap > 0 then state.gap = gap end
 if heavy and not hungry and now >= state.pause and now >= (state.fed or 0) then
+  retry = math.min(retry, PATIENT)
   state.hungry = { member = member, till = now + retry + 200000 }
   for _, ask in ipairs(asks) do
     if active > 1 and ask.need > ask.line.burst then ask.line.saves = ask.need end

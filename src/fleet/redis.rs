@@ -117,8 +117,11 @@ impl Store for Connected {
     }
 }
 
-/// What went wrong, by its kind: a server's text may repeat what it was sent.
+/// What went wrong, by its kind: a server's text may repeat what it was sent. The system's words may be shown.
 fn lost(error: RedisError) -> Lost {
+    if error.kind() == ErrorKind::Io {
+        return Lost(error.to_string().into());
+    }
     let what = error.category();
     match error.code() {
         Some(code) => Lost(format!("{what} ({code})").into()),

@@ -213,6 +213,26 @@ fn a_call_that_costs_much_is_served() {
     assert!(light >= 300 && served * 40 + light >= 950, "{light} units for the others, {served} times 40");
 }
 
+/// What is kept for a call that costs much is kept while its process asks for it.
+#[test]
+fn a_call_that_costs_much_and_has_gone_holds_nobody_up() {
+    if std::env::var("ABIDE_SKIP_REDIS").is_ok_and(|skip| skip == "1") {
+        return;
+    }
+    let (_server, mut connection) = Server::start();
+    let mut script = Script::new(&mut connection);
+    let (quota, span) = (Quota::window(20, Duration::from_secs(600)).burst(20), 600_000_000);
+    script.turn_to("light");
+    let asks = |units| vec![Line { want: units, need: units, ..line(&quota, span) }];
+    assert_eq!(script.call(asks(18), 1_000_000).granted[0].units, 18);
+    script.turn_to("heavy");
+    let reply = script.call(asks(5), 1_500_000);
+    assert!(reply.granted[0].units == 0 && reply.retry <= 1_000_000, "{reply:?}");
+    script.turn_to("light");
+    assert_eq!(script.call(asks(1), 2_000_000).granted[0].units, 0);
+    assert_eq!(script.call(asks(1), 3_000_000).granted[0].units, 1);
+}
+
 /// What was sent while the store was away counts for its window, and no longer.
 #[test]
 fn what_is_owed_is_no_debt_of_a_window() {

@@ -28,6 +28,9 @@ pub(crate) struct Share {
     settling: (u32, Tick),
     pub(crate) in_flight: bool,
     retry_at: Tick,
+    /// What the first in line wanted with the last request, and with the one that `retry_at` answers.
+    asked: Costs,
+    refused: Costs,
     /// A pause that the server asked this process for, not told yet.
     pause: Tick,
     /// One that is on its way to the store.
@@ -70,6 +73,8 @@ impl Share {
             settling: (0, Tick::default()),
             in_flight: false,
             retry_at: Tick::default(),
+            asked: Costs::default(),
+            refused: Costs::default(),
             pause: Tick::default(),
             telling: Tick::default(),
             used: false,
@@ -177,9 +182,19 @@ impl Share {
         forgotten
     }
 
-    /// Less was granted than wanted: there is no use in asking before `at`.
+    /// A request leaves, for this of the first in line.
+    pub(crate) fn ask(&mut self, first: Costs) {
+        (self.in_flight, self.used, self.asked) = (true, false, first);
+    }
+
+    /// Less was granted than wanted: there is no use in asking before `at`, but for less.
     pub(crate) fn retry_at(&mut self, at: Tick) {
-        self.retry_at = at;
+        (self.retry_at, self.refused) = (at, self.asked.clone());
+    }
+
+    /// What [`retry_at`](Self::retry_at) holds for.
+    pub(crate) fn refused(&self) -> &Costs {
+        &self.refused
     }
 
     /// Nothing but news is asked for, and they are about to be too old.
@@ -187,15 +202,17 @@ impl Share {
         self.fresh_until.since(now) <= NEWS / 8
     }
 
-    /// When to ask; `wanting`: from when on units are wanted; `leases`: when a lease has to be looked after.
-    pub(crate) fn due(&self, wanting: Option<Tick>, leases: Tick, now: Tick) -> Due {
+    /// When to ask; `wanting`: from when on units are wanted, and whether less than was refused; `leases`: when a lease has
+    /// to be looked after.
+    pub(crate) fn due(&self, (wanting, less): (Option<Tick>, bool), leases: Tick, now: Tick) -> Due {
+        let retry_at = if less { Tick::default() } else { self.retry_at };
         if self.in_flight {
             return Due::Nothing;
         }
         if self.pause > now {
             return Due::Now;
         }
-        match wanting.unwrap_or(Tick::NEVER).min(leases).max(self.retry_at) {
+        match wanting.unwrap_or(Tick::NEVER).min(leases).max(retry_at) {
             Tick::NEVER => Due::Nothing,
             at if at <= now => Due::Now,
             at => Due::At(at),

@@ -302,3 +302,26 @@ async fn a_quota_that_is_told_in_an_outage_lets_calls_go_on() {
         }
     }
 }
+
+/// The store had said when to ask again for a great cost; that holds for nothing smaller.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_costs_much_and_has_gone_holds_nobody_up() {
+    let (memory, key) = (Memory::new(ms(1)), Key::from("key"));
+    let quota = Quota::window(20, 600 * SECOND).burst(20);
+    let limiter = limiter(&memory, 1, Some(quota), StoreLoss::default());
+    limiter.acquire(&key, 18, None).await.unwrap().commit();
+    sleep(2 * SECOND).await;
+    let late = clock::now() + 2 * SECOND;
+    assert!(limiter.acquire(&key, 5, Some(late)).await.unwrap_err().is_deadline());
+    let late = clock::now() + SECOND;
+    limiter.acquire(&key, 1, Some(late)).await.unwrap().commit();
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_there_is_named_and_why() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = Fleet::redis(format!("redis://me:secret@{closed}")).connect().await.unwrap_err();
+    let said = std::error::Error::source(&error).unwrap().to_string();
+    assert!(error.is_connect() && said.starts_with(&format!("the store redis://{closed}: ")), "{said}");
+    assert!(!said.contains("I/O") && !said.contains("secret"), "{said}");
+}

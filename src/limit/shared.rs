@@ -154,7 +154,10 @@ impl Scope {
         let ends = leases().map(|(meter, lease)| lease.due_at(meter.held())).min();
         let stale = share.used && ends.is_none() && share.is_stale(now);
         let wanting = self.wanting_from(share, now).or_else(|| (low || stale).then_some(now));
-        share.due(wanting, ends.unwrap_or(Tick::NEVER), now)
+        let first = self.first().or(share.wish.as_ref());
+        let falls = |first: &Costs, unit| first.get(unit) < share.refused().get(unit);
+        let less = first.is_some_and(|first| self.meters.iter().any(|meter| falls(first, meter.unit())));
+        share.due((wanting, less), ends.unwrap_or(Tick::NEVER), now)
     }
 
     fn request(&mut self, now: Tick) -> Request {
@@ -171,7 +174,7 @@ impl Scope {
                 lines.push(lease.line(held, (queued.max(first), first), now));
             }
         }
-        (share.in_flight, share.used) = (true, false);
+        share.ask(need);
         let (pause, expected) = (share.take_pause(now), share.expected(now));
         self.share = Some(share);
         Request { key: String::new(), pause, expected, lines }
