@@ -50,12 +50,12 @@ fn want() -> Want {
     Want { costs: Costs::requests(1), deadline: Tick::NEVER, max_pause: u64::MAX, most_waiting: 10 }
 }
 
-fn join(cell: &Cell, waker: &Waker) -> Turn {
+fn join(cell: &Arc<Cell>, waker: &Waker) -> Turn {
     cell.with(|state, wakes| state.scope.join(&want(), waker, NOW, wakes))
 }
 
 /// Waits by parking, as a task waits by its waker.
-fn acquire(cell: &Cell) {
+fn acquire(cell: &Arc<Cell>) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut turn = join(cell, &waker);
     while let Turn::Wait { seq, .. } = turn {
@@ -65,7 +65,7 @@ fn acquire(cell: &Cell) {
     assert!(matches!(turn, Turn::Granted { .. }));
 }
 
-fn give_back(cell: &Cell) {
+fn give_back(cell: &Arc<Cell>) {
     cell.with(|state, wakes| {
         state.scope.give_back(&want().costs, None);
         state.scope.pump(NOW, wakes);
@@ -73,7 +73,7 @@ fn give_back(cell: &Cell) {
 }
 
 /// Nothing is held, and exactly one unit is there: given back once each time.
-fn check_at_rest(cell: &Cell) {
+fn check_at_rest(cell: &Arc<Cell>) {
     let mut state = cell.lock();
     state.scope.pump(NOW, &mut Vec::new());
     assert_eq!((state.scope.slots.held, state.scope.slots.in_flight, state.scope.waiting()), (0, 0, 0));
@@ -103,7 +103,7 @@ fn two_threads_hand_one_unit_to_each_other() {
 
 #[test]
 fn two_threads_hand_one_slot_to_each_other() {
-    fn send(cell: &Cell) {
+    fn send(cell: &Arc<Cell>) {
         acquire(cell);
         cell.with(|state, wakes| {
             state.scope.commit(&want().costs, NOW);
