@@ -65,7 +65,8 @@ pub(super) struct Mark {
     pub(super) entry: String,
     pub(super) deliveries: u32,
     marked: Arc<AtomicBool>,
-    tell: UnboundedSender<Told>,
+    /// None once it is told: who listens is done when nobody is left who could tell.
+    tell: Option<UnboundedSender<Told>>,
 }
 
 impl Mark {
@@ -74,11 +75,11 @@ impl Mark {
     }
 
     /// Whether the row may be sent: the stream knows, and it still is this worker's.
-    pub(super) async fn write(self) -> bool {
+    pub(super) async fn write(mut self) -> bool {
         let (done, written) = oneshot::channel();
         let marked = Arc::clone(&self.marked);
-        let tell = self.tell.clone();
-        if tell.send(Told::Mark(self, done)).is_err() {
+        let told = self.tell.take().map(|tell| tell.send(Told::Mark(self, done)));
+        if !matches!(told, Some(Ok(()))) {
             return false;
         }
         let written = written.await.unwrap_or(false);
@@ -118,7 +119,7 @@ impl Claim {
 
     /// What is to be written before its row is sent, unless it is; for rows that are not safe to repeat.
     pub(super) fn mark(&self) -> Option<Mark> {
-        let (marked, tell) = (Arc::clone(&self.marked), self.tell.clone());
+        let (marked, tell) = (Arc::clone(&self.marked), Some(self.tell.clone()));
         let mark = || Mark { entry: self.entry.clone(), deliveries: self.marked_deliveries(), marked, tell };
         (!self.marked.load(Ordering::Relaxed)).then(mark)
     }

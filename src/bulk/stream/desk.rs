@@ -354,6 +354,8 @@ impl Desk {
     /// Something went wrong: it is over with the stream, or it goes on later.
     fn lose(&mut self, error: &RedisError, for_good: bool) {
         if for_good {
+            // Rows that wait for a mark are not sent.
+            self.state.marks.clear();
             // Once more it tries to settle what is done.
             self.state.hopeless = self.trouble.set(as_io(&self.group, error)).is_err();
             self.jobs = None;
