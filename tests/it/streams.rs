@@ -404,18 +404,46 @@ async fn a_store_that_forgets_ends_the_run() {
     if skip() {
         return;
     }
-    let slow = Entry { delay_ms: Some(100), ..Entry::status(200) };
-    let server = Rows::start(slow, [].into()).await;
+    // Rows that the store is told of before they are sent, and others.
+    for method in ["POST", "GET"] {
+        let slow = Entry { delay_ms: Some(100), ..Entry::status(200) };
+        let server = Rows::start(slow, [].into()).await;
+        let mut stage = Stage::on(Redis::standalone().await);
+        let row = |n| format!("{{\"method\":\"{method}\",\"url\":\"{}\"}}\n", server.url(n));
+        assert_eq!(stage.push((0..200).map(row).collect::<String>()).await.status.code(), Some(0));
+        let worker = stage.worker("out.jsonl", "--concurrency 2").spawn().unwrap();
+        until("results", || stage.folder.lines("out.jsonl") > 5).await;
+        stage.redis.restart(clock::ms(10)).await;
+        let output = end_of(worker).await;
+        assert_eq!(output.status.code(), Some(2), "{method}: {}", said(&output));
+        assert!(said(&output).contains("the stream jobs or its group g is gone"), "{}", said(&output));
+        // What was on the wire has its result.
+        assert_eq!(stage.folder.lines("out.jsonl"), server.book().arrivals.len());
+        assert!(server.book().arrivals.len() < 200);
+    }
+}
+
+/// Rows that wait for the store to know of them hold up no end.
+#[tokio::test]
+async fn a_worker_is_stopped_while_the_store_is_away() {
+    if skip() {
+        return;
+    }
+    let server = Rows::start(Entry { delay_ms: Some(100), ..Entry::status(200) }, [].into()).await;
     let mut stage = Stage::on(Redis::standalone().await);
-    let rows: String = (0..200).map(|n| format!("{}\n", server.url(n))).collect();
-    assert_eq!(stage.push(rows).await.status.code(), Some(0));
+    let row = |n| format!("{{\"method\":\"POST\",\"url\":\"{}\"}}\n", server.url(n));
+    assert_eq!(stage.push((0..200).map(row).collect::<String>()).await.status.code(), Some(0));
     let worker = stage.worker("out.jsonl", "--concurrency 2").spawn().unwrap();
     until("results", || stage.folder.lines("out.jsonl") > 5).await;
-    stage.redis.restart(clock::ms(10)).await;
+    stage.redis.kill();
+    let mut sent = 0;
+    until("a standstill", || {
+        let arrived = server.book().arrivals.len();
+        std::mem::replace(&mut sent, arrived) == arrived
+    })
+    .await;
+    job::signal(&worker, "INT").await;
     let output = end_of(worker).await;
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("the stream jobs or its group g is gone"), "{}", said(&output));
-    // What was on the wire has its result.
-    assert_eq!(stage.folder.lines("out.jsonl"), server.book().arrivals.len());
-    assert!(server.book().arrivals.len() < 200);
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    assert_eq!(stage.folder.lines("out.jsonl"), server.book().arrivals.len(), "what was on the wire has its result");
 }
