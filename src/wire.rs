@@ -59,6 +59,10 @@ struct Head {
 /// What of an unwanted body is read, so that its connection can be used again: beyond, a new one costs less.
 const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 
+/// How long after the end of its answer an HTTP/1 connection is back in the pool: hyper does it in tasks of its own. Who
+/// asks sooner is given a new one.
+const POOLED: Duration = Duration::from_millis(1);
+
 /// What of an error body is read for a wait that the head does not name. It is small, and follows its head at once.
 const ERROR_BODY: (usize, Duration) = (headers::MAX_BODY, Duration::from_millis(250));
 
@@ -321,7 +325,11 @@ impl<'a, T: Transport> Wire<'a, T> {
         }
         let status = response.status();
         let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
-        let (taken, _) = Box::pin(body::read(response, DRAIN.0, until)).await;
+        let one_at_a_time = response.version() <= http::Version::HTTP_11;
+        let (taken, end) = Box::pin(body::read(response, DRAIN.0, until)).await;
+        if end == End::Whole && one_at_a_time {
+            let _ = clock::before(call.deadline(), clock::sleep_until(clock::now() + POOLED)).await;
+        }
         self.permit = None;
         self.last = Some(Ok(taken.into_response()));
         if let Some(hop) = self.hop.take().filter(|_| verdict == Verdict::Accept) {

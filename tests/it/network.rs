@@ -166,3 +166,25 @@ fn templates_follow_the_server_clock() {
     assert!(values.fill("{{http_date:+0s}}").unwrap().ends_with(" GMT"));
     values.fill("{{moon:+3s}}").unwrap_err();
 }
+
+/// A retry or a hop that follows at once finds the connection of the answer before it: it is back in the pool by then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_answer_read_to_its_end_leaves_its_connection_to_the_next_attempt() {
+    const CALLS: usize = 50;
+    let again = Entry { body_bytes: Some(48 * 1024), ..Entry::status(503) };
+    let mut moved = Entry { body_bytes: Some(1024), ..Entry::status(302) };
+    moved.headers.push(("Location".into(), "/moved".into()));
+    let call = [again.clone(), again, moved, Entry::status(200)];
+    let network = Network::with(&vec![call; CALLS].concat()).await;
+    let policy = abide::Policy::default().backoff(abide::Backoff::none()).no_budget();
+    let client =
+        abide::Client::builder().http(network.http()).policy(policy.max_attempts(5)).redirects(5).build().unwrap();
+    for _ in 0..CALLS {
+        assert_eq!(client.get(network.url()).send().await.unwrap().bytes().await.unwrap().len(), 0);
+    }
+    let seen = network.seen();
+    let changed = seen.chunks(4).filter(|call| call.iter().any(|seen| seen.connection != call[0].connection)).count();
+    assert_eq!((seen.len(), network.problems()), (4 * CALLS, Vec::new()));
+    // Without a moment for the pool it is a fifth of them, or more.
+    assert!(changed <= CALLS / 10, "{changed} of {CALLS} calls changed their connection");
+}
