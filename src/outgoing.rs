@@ -86,6 +86,8 @@ const COLLECTED: u64 = 1024 * 1024;
 pub(crate) struct Outgoing {
     template: Request,
     payload: Payload,
+    /// What goes on the wire next, if it is not as the template.
+    touched: Option<Box<Request>>,
     pub(crate) options: Options,
     /// The limiter key of this hop.
     pub(crate) key: Key,
@@ -126,7 +128,18 @@ impl Outgoing {
         };
         let key = options.key.unwrap_or_else(|| key_by::key(&client.key_by, &template, &client.credentials));
         let keyed = client.scheme.key_of(template.headers())?;
-        Ok(Self { template, payload, options, key, keyed, home: true, hops: 0, polling: false, visited: Vec::new() })
+        Ok(Self {
+            template,
+            payload,
+            touched: None,
+            options,
+            key,
+            keyed,
+            home: true,
+            hops: 0,
+            polling: false,
+            visited: Vec::new(),
+        })
     }
 
     pub(crate) fn method(&self) -> &Method {
@@ -185,8 +198,25 @@ impl Outgoing {
         self.payload = Payload::Once(Some(Body::default()));
     }
 
-    /// The request of the next attempt or hop. A stream goes with it for good.
+    /// The request of the next attempt or hop, as `touch` leaves it: [`wire`](Self::wire) gives it.
+    pub(crate) fn touch(&mut self, client: &Inner, touch: impl FnOnce(&mut Request)) -> Result<(), Error> {
+        let mut request = self.wire();
+        touch(&mut request);
+        self.check(&request, client)?;
+        self.touched = Some(Box::new(request));
+        Ok(())
+    }
+
+    /// The next attempt or hop, as far as it shows in logs.
+    pub(crate) fn shown(&self) -> &Request {
+        self.touched.as_deref().unwrap_or(&self.template)
+    }
+
+    /// The request of the next attempt or hop, made as late as can be. A stream goes with it for good.
     pub(crate) fn wire(&mut self) -> Request {
+        if let Some(touched) = self.touched.take() {
+            return *touched;
+        }
         // The template never holds a stream, so it can always be cloned.
         let fresh = || Request::new(self.template.method().clone(), self.template.url().clone());
         let mut request = self.template.try_clone().unwrap_or_else(fresh);
@@ -199,7 +229,7 @@ impl Outgoing {
     }
 
     /// What `headers_with` and `on_attempt` must leave as it is.
-    pub(crate) fn check(&self, request: &Request, client: &Inner) -> Result<(), Error> {
+    fn check(&self, request: &Request, client: &Inner) -> Result<(), Error> {
         let name = client.scheme.name();
         if !same_origin(request.url(), self.url()) {
             return Err(Error::builder("on_attempt must not change scheme, host or port").with_url(self.url()));

@@ -220,7 +220,8 @@ impl RequestBuilder {
     /// Dropping the future gives back permit, slot and retry budget; a request that was on the wire may be executed.
     pub async fn send(self) -> Result<Response, Error> {
         let request = self.request.build().map_err(|error| Error::transport(error.into()))?;
-        self.client.run(request, self.options).await
+        let mut request = self.client.outgoing(request, self.options)?;
+        self.client.run(&mut request).await
     }
 
     fn map(self, change: impl FnOnce(reqwest::RequestBuilder) -> reqwest::RequestBuilder) -> Self {

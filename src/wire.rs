@@ -2,13 +2,14 @@
 
 use std::{
     convert::Infallible,
+    mem,
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use http::HeaderMap;
 use rand::{Rng, TryRng};
-use reqwest::{Request, Response};
+use reqwest::Response;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -34,7 +35,7 @@ use crate::{
 pub(crate) struct Wire<'a, T> {
     client: &'a Inner,
     transport: T,
-    request: Outgoing,
+    request: &'a mut Outgoing,
     permit: Option<Permit>,
     withdrawal: Option<Withdrawal<'a>>,
     /// What the call ends with if nothing better comes; a response stays whole until the next commit.
@@ -52,7 +53,6 @@ struct Head {
     body: Option<Bytes>,
     received: Instant,
     onward: Onward,
-    hop: Option<Hop>,
     long: bool,
 }
 
@@ -69,7 +69,7 @@ const ERROR_BODY: (usize, Duration) = (headers::MAX_BODY, Duration::from_millis(
 impl<'a, T: Transport> Wire<'a, T> {
     pub(crate) fn new(
         client: &'a Inner,
-        request: Outgoing,
+        request: &'a mut Outgoing,
         (transport, span): (T, Span),
         (call, now): (&Call, Instant),
     ) -> Self {
@@ -79,8 +79,8 @@ impl<'a, T: Transport> Wire<'a, T> {
         Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None, sent: 0, span }
     }
 
-    /// Waits for a permit.
-    pub(crate) async fn acquire(&mut self, call: &mut Call) {
+    /// Waits for a permit. Tells when it is, as all steps do.
+    pub(crate) async fn acquire(&mut self, call: &mut Call) -> Instant {
         let ask = Ask {
             key: &self.request.key,
             route: Some(Route::of(self.request.method(), self.request.url().path())),
@@ -97,10 +97,12 @@ impl<'a, T: Transport> Wire<'a, T> {
             }
             Ok::<_, Refused>(permit)
         };
-        match clock::before(call.deadline(), admitted).await {
+        let admitted = clock::before(call.deadline(), admitted).await;
+        let now = clock::now();
+        match admitted {
             Some(Ok(permit)) => {
                 self.permit = Some(permit);
-                call.on_permit(clock::now());
+                call.on_permit(now);
             }
             Some(Err(refused)) => {
                 let (key, retry_at) = (self.request.key, refused.retry_at());
@@ -115,40 +117,53 @@ impl<'a, T: Transport> Wire<'a, T> {
                 self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
             }
         }
+        now
     }
 
     /// Asks the retry budget.
-    pub(crate) fn withdraw(&mut self, call: &mut Call) {
-        let key = self.request.key;
+    pub(crate) fn withdraw(&mut self, call: &mut Call) -> Instant {
+        let (key, now) = (self.request.key, clock::now());
         let granted =
-            call.policy().retry_budget().is_none_or(|budget| self.client.ledgers().withdraw(key, budget, clock::now()));
+            call.policy().retry_budget().is_none_or(|budget| self.client.ledgers().withdraw(key, budget, now));
         self.withdrawal = granted.then(|| Withdrawal { client: self.client, key, spent: false });
         call.on_budget(granted);
         self.tell_wait(call);
+        now
     }
 
     /// Sends one request and takes in what came of it.
-    pub(crate) async fn send(&mut self, call: &mut Call, number: u32) {
+    pub(crate) async fn send(&mut self, call: &mut Call, number: u32) -> Instant {
         let prepared = clock::before(call.deadline(), self.prepare(number)).await;
-        let request = match prepared.unwrap_or_else(|| Err(Error::cut(Cause::Deadline, SentState::NotSent))) {
-            Ok(request) if call.may_send(clock::now()) => request,
-            Ok(_) => {
+        let now = clock::now();
+        match prepared.unwrap_or_else(|| Err(Error::cut(Cause::Deadline, SentState::NotSent))) {
+            Ok(()) if call.may_send(now) => {}
+            Ok(()) => {
                 self.permit = None;
                 self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
-                return;
+                return now;
             }
-            Err(error) => return self.unsent(call, error),
-        };
-        let now = self.commit(call, number);
-        match self.exchange(call, request, now).await {
-            Ok(head) => self.answered(call, number, head).await,
+            Err(error) => {
+                self.unsent(call, error, now);
+                return now;
+            }
+        }
+        self.commit(call, number, now);
+        match self.exchange(call, now).await {
+            Ok(mut head) => {
+                let verdict = self.answered(call, number, &mut head);
+                if call.is_over() {
+                    self.hand_over(head.response);
+                    return head.received;
+                }
+                self.keep(call, verdict, head.response).await
+            }
             Err((error, hints)) => self.failed(call, number, error, &hints),
         }
     }
 
     /// The end: the last response with its history, else the error with it.
-    pub(crate) fn finish(mut self, call: Call) -> Result<Response, Error> {
-        let history = call.into_history();
+    pub(crate) fn finish(&mut self, call: &mut Call) -> Result<Response, Error> {
+        let history = call.take_history();
         let (key, stop, attempts) = (self.request.key, history.stop(), history.attempts().len());
         emit(self.client.observer(), || Event::Ended { key, stop, attempts });
         let late = || Err(Error::cut(Cause::Deadline, SentState::NotSent).with_url(self.request.url()));
@@ -165,8 +180,8 @@ impl<'a, T: Transport> Wire<'a, T> {
         }
     }
 
-    /// The request of this attempt, with what the caller adds to it.
-    async fn prepare(&mut self, number: u32) -> Result<Request, Error> {
+    /// What the caller adds to the request of this attempt.
+    async fn prepare(&mut self, number: u32) -> Result<(), Error> {
         let client = self.client;
         self.request.collect().await?;
         self.transport.ready().await.map_err(Error::transport)?;
@@ -177,28 +192,27 @@ impl<'a, T: Transport> Wire<'a, T> {
             }
         }
         let touch = self.request.options.on_attempt.clone().filter(|_| self.request.is_home());
-        let mut request = self.request.wire();
         if fresh.is_empty() && touch.is_none() {
-            return Ok(request);
+            return Ok(());
         }
-        replace(request.headers_mut(), fresh);
-        if let Some(touch) = touch {
-            touch(&mut request, number);
-        }
-        self.request.check(&request, client)?;
-        Ok(request)
+        self.request.touch(client, |request| {
+            replace(request.headers_mut(), fresh);
+            if let Some(touch) = touch {
+                touch(request, number);
+            }
+        })
     }
 
-    fn unsent(&mut self, call: &mut Call, error: Error) {
+    fn unsent(&mut self, call: &mut Call, error: Error, now: Instant) {
         self.permit = None;
         if !matches!(self.last, Some(Ok(_))) {
             self.last = Some(Err(error));
         }
-        call.on_unsent(clock::now());
+        call.on_unsent(now);
     }
 
     /// The point of no return.
-    fn commit(&mut self, call: &mut Call, number: u32) -> Instant {
+    fn commit(&mut self, call: &mut Call, number: u32, now: Instant) {
         self.last = None;
         if let Some(mut withdrawal) = self.withdrawal.take() {
             withdrawal.spent = true;
@@ -206,20 +220,19 @@ impl<'a, T: Transport> Wire<'a, T> {
         if let Some(permit) = &mut self.permit {
             permit.commit();
         }
-        let now = clock::now();
         call.on_sent(now);
         self.request.options.escort.iter().for_each(|escort| escort.sent());
         let (key, waited) = (self.request.key, call.waited());
         emit(self.client.observer(), || Event::Sent { key, attempt: number, waited });
-        now
     }
 
     /// One request on the wire: the head, and as much of the body as the verdict needs.
-    async fn exchange(&mut self, call: &mut Call, request: Request, now: Instant) -> Result<Head, (Error, Hints)> {
+    async fn exchange(&mut self, call: &mut Call, now: Instant) -> Result<Head, (Error, Hints)> {
         let (until, cause) = call.cut(now);
-        let sending = Sending::start(&request, self.sent);
+        let sending = Sending::start(self.request.shown(), self.sent);
         self.sent = self.sent.saturating_add(1);
-        let sent = clock::before(until, sending.within(self.transport.send(request))).await;
+        let send = async { self.transport.send(self.request.wire()).await };
+        let sent = clock::before(until, sending.within(send)).await;
         let result = match sent {
             Some(result) => result.map_err(Error::transport),
             None => Err(Error::cut(cause, SentState::Unknown)),
@@ -237,7 +250,8 @@ impl<'a, T: Transport> Wire<'a, T> {
         let hints = headers::read(response.status(), response.headers(), None, wall);
         self.tell_unread(&response, wall);
         let (onward, hop) = self.request.onward(&response, &hints, self.client, call);
-        let mut head = Head { response, hints, body: None, received, onward, hop, long: false };
+        self.hop = hop;
+        let mut head = Head { response, hints, body: None, received, onward, long: false };
         let limit = self.request.options.buffered.max(call.policy().body_limit());
         if let (Some(limit), Onward::No) = (limit, onward) {
             let (mut taken, end) = Box::pin(body::read(head.response, limit, until)).await;
@@ -262,7 +276,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         Ok(head)
     }
 
-    async fn answered(&mut self, call: &mut Call, number: u32, head: Head) {
+    fn answered(&mut self, call: &mut Call, number: u32, head: &mut Head) -> Verdict {
         let answer = Answer {
             method: self.request.method(),
             status: Some(head.response.status()),
@@ -279,17 +293,18 @@ impl<'a, T: Transport> Wire<'a, T> {
         }
         let verdict = call.on_result(&outcome, head.received, &mut Chance(self.client));
         self.request.options.escort.iter().for_each(|escort| escort.landed(verdict.is_throttled()));
-        self.tell_answer(call, number, &head, verdict);
+        self.tell_answer(call, number, head, verdict);
         if let Some(permit) = &mut self.permit
-            && let Some(hints) = told::to_limiter(&head.response, head.hints, verdict, self.request.is_home())
+            && let Some(hints) =
+                told::to_limiter(&head.response, mem::take(&mut head.hints), verdict, self.request.is_home())
         {
             permit.observe(&hints);
         }
-        self.hop = head.hop;
-        self.keep(call, verdict, head.response).await;
+        verdict
     }
 
-    fn failed(&mut self, call: &mut Call, number: u32, error: Error, hints: &Hints) {
+    fn failed(&mut self, call: &mut Call, number: u32, error: Error, hints: &Hints) -> Instant {
+        let now = clock::now();
         let (cause, sent) = (error.cause().unwrap_or(Cause::Other), error.sent());
         let answer = Answer {
             method: self.request.method(),
@@ -302,7 +317,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         };
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
-        let _ = call.on_result(&outcome, clock::now(), &mut Chance(self.client));
+        let _ = call.on_result(&outcome, now, &mut Chance(self.client));
         self.request.options.escort.iter().for_each(|escort| escort.landed(false));
         let key = self.request.key;
         emit(self.client.observer(), || Event::Failed { key, attempt: number, cause, sent });
@@ -311,18 +326,21 @@ impl<'a, T: Transport> Wire<'a, T> {
         }
         self.last = Some(Err(error.with_url(self.request.url())));
         self.tell_wait(call);
+        now
     }
 
-    /// Hands the response over, or keeps it until the next commit, so that its connection and its slot are free.
-    async fn keep(&mut self, call: &Call, verdict: Verdict, response: Response) {
-        if call.is_over() {
-            let held = self.permit.take().filter(Permit::holds_slot);
-            self.last = Some(Ok(match held {
-                Some(permit) => body::hold(response, permit),
-                None => response,
-            }));
-            return;
-        }
+    /// The last response, with the slot that it holds until its end.
+    fn hand_over(&mut self, response: Response) {
+        let permit = if self.permit.as_ref().is_some_and(Permit::holds_slot) { self.permit.take() } else { None };
+        self.permit = None;
+        self.last = Some(Ok(match permit {
+            Some(permit) => body::hold(response, permit),
+            None => response,
+        }));
+    }
+
+    /// Keeps the response until the next commit, so that its connection and its slot are free.
+    async fn keep(&mut self, call: &Call, verdict: Verdict, response: Response) -> Instant {
         let status = response.status();
         let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
         let one_at_a_time = response.version() <= http::Version::HTTP_11;
@@ -338,6 +356,7 @@ impl<'a, T: Transport> Wire<'a, T> {
             emit(self.client.observer(), || Event::Redirected { key, status });
         }
         self.tell_wait(call);
+        clock::now()
     }
 
     /// Headers that could not be read are absent; one event says so.

@@ -109,7 +109,8 @@ impl Row {
         Box::pin(async move {
             let leaving = Leaving(ticket);
             let call = async {
-                let response = client.run(request?, options).await?;
+                let mut request = client.outgoing(request?, options)?;
+                let response = client.run(&mut request).await?;
                 leaving.0.set_answered();
                 Ok(answer(response, until).await)
             };
