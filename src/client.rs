@@ -224,10 +224,10 @@ impl Client {
 }
 
 impl Transport for &Client {
-    async fn send(&mut self, request: Request) -> Result<Response, BoxError> {
+    async fn send(&mut self, request: impl FnOnce() -> Request + Send) -> Result<Response, BoxError> {
         match &self.in_place {
-            None => self.http.execute(request).await.map_err(Into::into),
-            Some(in_place) => in_place(request).await,
+            None => self.http.execute(request()).await.map_err(Into::into),
+            Some(in_place) => in_place(request()).await,
         }
     }
 }

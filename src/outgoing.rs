@@ -1,6 +1,13 @@
 //! The request of a call, as it stands: it makes each attempt's request and changes with each hop.
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    ops::{Deref, DerefMut},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -29,9 +36,13 @@ pub(crate) type HeadersWith =
 pub(crate) type OnAttempt = Arc<dyn Fn(&mut Request, u32) + Send + Sync>;
 pub(crate) type BodyWith = Arc<dyn Fn() -> Body + Send + Sync>;
 
-/// What one request overrides.
+/// What one request overrides: mostly nothing, which takes no room while the request is moved.
 #[derive(Clone, Default)]
-pub(crate) struct Options {
+pub(crate) struct Options(Option<Box<Overrides>>);
+
+/// See [`Options`].
+#[derive(Clone, Default)]
+pub(crate) struct Overrides {
     pub(crate) key: Option<Key>,
     pub(crate) units: Vec<(Unit, u32)>,
     pub(crate) deadline: Option<Duration>,
@@ -43,6 +54,43 @@ pub(crate) struct Options {
     pub(crate) idempotency_key: Option<KeyFrom>,
     pub(crate) idempotent: bool,
     pub(crate) escort: Option<Arc<dyn Escort>>,
+}
+
+impl Overrides {
+    const NONE: &'static Self = &Self {
+        key: None,
+        units: Vec::new(),
+        deadline: None,
+        policy: None,
+        buffered: None,
+        body_with: None,
+        on_attempt: None,
+        headers_with: None,
+        idempotency_key: None,
+        idempotent: false,
+        escort: None,
+    };
+}
+
+impl From<Overrides> for Options {
+    fn from(overrides: Overrides) -> Self {
+        Self(Some(Box::new(overrides)))
+    }
+}
+
+impl Deref for Options {
+    type Target = Overrides;
+
+    fn deref(&self) -> &Overrides {
+        self.0.as_deref().unwrap_or(Overrides::NONE)
+    }
+}
+
+/// Only for what is set: it makes room.
+impl DerefMut for Options {
+    fn deref_mut(&mut self) -> &mut Overrides {
+        self.0.get_or_insert_default()
+    }
 }
 
 /// Whoever runs many calls at once: told where each of them stands.
@@ -63,7 +111,7 @@ pub(crate) enum KeyFrom {
     Chance,
 }
 
-impl Options {
+impl Overrides {
     /// States the units of one kind; zero states that none is used.
     pub(crate) fn state(&mut self, unit: Unit, units: u32) {
         if self.units.is_empty() {
@@ -110,19 +158,19 @@ enum Payload {
 }
 
 impl Outgoing {
-    pub(crate) fn new(client: &Inner, mut template: Request, mut options: Options) -> Result<Self, Error> {
+    pub(crate) fn new(client: &Inner, mut template: Request, options: Options) -> Result<Self, Error> {
         if !matches!(template.url().scheme(), "http" | "https") || !template.url().has_host() {
             return Err(Error::builder("the URL must be http or https, with a host").with_url(template.url()));
         }
         add_defaults(template.headers_mut(), &client.defaults);
         let name = client.scheme.name();
-        match options.idempotency_key.take() {
-            Some(KeyFrom::Caller(key)) => drop(template.headers_mut().insert(name, client.scheme.value(&key)?)),
+        match &options.idempotency_key {
+            Some(KeyFrom::Caller(key)) => drop(template.headers_mut().insert(name, client.scheme.value(key)?)),
             Some(KeyFrom::Chance) => drop(template.headers_mut().insert(name, client.scheme.fresh()?)),
             None => {}
         }
-        let payload = match (options.body_with.take(), template.body().is_some_and(|body| body.as_bytes().is_none())) {
-            (Some(make), _) => Payload::Made(make),
+        let payload = match (&options.body_with, template.body().is_some_and(|body| body.as_bytes().is_none())) {
+            (Some(make), _) => Payload::Made(Arc::clone(make)),
             (None, true) => Payload::Once(template.body_mut().take()),
             (None, false) => Payload::Shared,
         };
@@ -219,12 +267,14 @@ impl Outgoing {
         }
         // The template never holds a stream, so it can always be cloned.
         let fresh = || Request::new(self.template.method().clone(), self.template.url().clone());
-        let mut request = self.template.try_clone().unwrap_or_else(fresh);
-        match &mut self.payload {
-            Payload::Shared => {}
-            Payload::Once(body) => *request.body_mut() = body.take(),
-            Payload::Made(make) => *request.body_mut() = Some(make()),
-        }
+        let copy = || self.template.try_clone().unwrap_or_else(fresh);
+        let body = match &mut self.payload {
+            Payload::Shared => return copy(),
+            Payload::Once(body) => body.take(),
+            Payload::Made(make) => Some(make()),
+        };
+        let mut request = copy();
+        *request.body_mut() = body;
         request
     }
 

@@ -2,11 +2,9 @@
 
 use std::{
     convert::Infallible,
-    mem,
     time::{Duration, SystemTime},
 };
 
-use bytes::Bytes;
 use http::HeaderMap;
 use rand::{Rng, TryRng};
 use reqwest::Response;
@@ -14,12 +12,13 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use crate::{
-    Error, Key, Verdict,
+    BoxError, Error, Key, Verdict,
     body::{self, End},
     call::{Call, Onward, Outcome},
     client::Inner,
     clock,
     event::{Event, emit, is_heard},
+    head::{Head, Needs, earliest},
     headers::{self, Hints},
     limit::{Ask, Permit, Refused, Route},
     outgoing::Outgoing,
@@ -46,25 +45,12 @@ pub(crate) struct Wire<'a, T> {
     span: Span,
 }
 
-/// A head, and what of the body was needed.
-struct Head {
-    response: Response,
-    hints: Hints,
-    body: Option<Bytes>,
-    received: Instant,
-    onward: Onward,
-    long: bool,
-}
-
 /// What of an unwanted body is read, so that its connection can be used again: beyond, a new one costs less.
 const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 
 /// How long after the end of its answer an HTTP/1 connection is back in the pool: hyper does it in tasks of its own. Who
 /// asks sooner is given a new one.
 const POOLED: Duration = Duration::from_millis(1);
-
-/// What of an error body is read for a wait that the head does not name. It is small, and follows its head at once.
-const ERROR_BODY: (usize, Duration) = (headers::MAX_BODY, Duration::from_millis(250));
 
 impl<'a, T: Transport> Wire<'a, T> {
     pub(crate) fn new(
@@ -148,16 +134,10 @@ impl<'a, T: Transport> Wire<'a, T> {
             }
         }
         self.commit(call, number, now);
-        match self.exchange(call, now).await {
-            Ok(mut head) => {
-                let verdict = self.answered(call, number, &mut head);
-                if call.is_over() {
-                    self.hand_over(head.response);
-                    return head.received;
-                }
-                self.keep(call, verdict, head.response).await
-            }
-            Err((error, hints)) => self.failed(call, number, error, &hints),
+        let result = self.exchange(call, now).await;
+        match self.take_in(call, number, result) {
+            (Some(verdict), _) if !call.is_over() => Box::pin(self.keep(call, verdict)).await,
+            (_, now) => now,
         }
     }
 
@@ -227,15 +207,27 @@ impl<'a, T: Transport> Wire<'a, T> {
     }
 
     /// One request on the wire: the head, and as much of the body as the verdict needs.
-    async fn exchange(&mut self, call: &mut Call, now: Instant) -> Result<Head, (Error, Hints)> {
-        let (until, cause) = call.cut(now);
+    async fn exchange(&mut self, call: &Call, now: Instant) -> Result<Head, (Error, Hints)> {
+        let cut = call.cut(now);
         let sending = Sending::start(self.request.shown(), self.sent);
         self.sent = self.sent.saturating_add(1);
-        let send = async { self.transport.send(self.request.wire()).await };
-        let sent = clock::before(until, sending.within(send)).await;
+        let sent = clock::before(cut.0, sending.within(self.transport.send(|| self.request.wire()))).await;
+        let head = self.head(call, sending, sent.ok_or(cut.1))?;
+        match head.needs {
+            Needs::Nothing => Ok(head),
+            _ => Box::pin(head.with_body(call, cut)).await,
+        }
+    }
+
+    fn head(
+        &mut self,
+        call: &Call,
+        sending: Sending,
+        sent: Result<Result<Response, BoxError>, Cause>,
+    ) -> Result<Head, (Error, Hints)> {
         let result = match sent {
-            Some(result) => result.map_err(Error::transport),
-            None => Err(Error::cut(cause, SentState::Unknown)),
+            Ok(result) => result.map_err(Error::transport),
+            Err(cause) => Err(Error::cut(cause, SentState::Unknown)),
         };
         let response = match result {
             Ok(response) => response,
@@ -244,39 +236,38 @@ impl<'a, T: Transport> Wire<'a, T> {
                 return Err((error, Hints::default()));
             }
         };
-        let received = clock::now();
+        let (received, wall) = (clock::now(), clock::wall());
         sending.answered(&response, received);
-        let wall = clock::wall();
         let hints = headers::read(response.status(), response.headers(), None, wall);
         self.tell_unread(&response, wall);
         let (onward, hop) = self.request.onward(&response, &hints, self.client, call);
         self.hop = hop;
-        let mut head = Head { response, hints, body: None, received, onward, long: false };
         let limit = self.request.options.buffered.max(call.policy().body_limit());
-        if let (Some(limit), Onward::No) = (limit, onward) {
-            let (mut taken, end) = Box::pin(body::read(head.response, limit, until)).await;
-            match end {
-                End::Whole => head.body = Some(taken.bytes()),
-                End::Long => head.long = true,
-                End::Late => return Err((Error::cut(cause, SentState::Sent), head.hints)),
-                End::Broken => return Err((broken(taken.take_error()), head.hints)),
-            }
-            head.response = taken.into_response();
-        } else if told::may_be_in_body(&head.response, &head.hints, call.policy()) {
-            let until = earliest(received.checked_add(ERROR_BODY.1), call.deadline());
-            let (taken, end) = Box::pin(body::read(head.response, ERROR_BODY.0, until)).await;
-            head.body = (end == End::Whole).then(|| taken.bytes());
-            head.response = taken.into_response();
-        }
-        if let Some(body) = &head.body
-            && told::may_be_in_body(&head.response, &head.hints, call.policy())
-        {
-            head.hints = headers::read(head.response.status(), head.response.headers(), Some(body), wall);
-        }
-        Ok(head)
+        let needs = match limit {
+            Some(limit) if onward == Onward::No => Needs::Whole(limit),
+            _ if told::may_be_in_body(&response, &hints, call.policy()) => Needs::Wait,
+            _ => Needs::Nothing,
+        };
+        Ok(Head { response, hints, body: None, received, wall, onward, long: false, needs })
     }
 
-    fn answered(&mut self, call: &mut Call, number: u32, head: &mut Head) -> Verdict {
+    /// What came of it, for the call and for the limiter.
+    fn take_in(
+        &mut self,
+        call: &mut Call,
+        number: u32,
+        result: Result<Head, (Error, Hints)>,
+    ) -> (Option<Verdict>, Instant) {
+        match result {
+            Ok(head) => {
+                let received = head.received;
+                (Some(self.answered(call, number, head)), received)
+            }
+            Err((error, hints)) => (None, self.failed(call, number, error, &hints)),
+        }
+    }
+
+    fn answered(&mut self, call: &mut Call, number: u32, head: Head) -> Verdict {
         let answer = Answer {
             method: self.request.method(),
             status: Some(head.response.status()),
@@ -293,12 +284,15 @@ impl<'a, T: Transport> Wire<'a, T> {
         }
         let verdict = call.on_result(&outcome, head.received, &mut Chance(self.client));
         self.request.options.escort.iter().for_each(|escort| escort.landed(verdict.is_throttled()));
-        self.tell_answer(call, number, head, verdict);
+        self.tell_answer(call, number, &head, verdict);
         if let Some(permit) = &mut self.permit
-            && let Some(hints) =
-                told::to_limiter(&head.response, mem::take(&mut head.hints), verdict, self.request.is_home())
+            && let Some(hints) = told::to_limiter(&head.response, head.hints, verdict, self.request.is_home())
         {
             permit.observe(&hints);
+        }
+        match call.is_over() {
+            true => self.hand_over(head.response),
+            false => self.last = Some(Ok(head.response)),
         }
         verdict
     }
@@ -340,11 +334,14 @@ impl<'a, T: Transport> Wire<'a, T> {
     }
 
     /// Keeps the response until the next commit, so that its connection and its slot are free.
-    async fn keep(&mut self, call: &Call, verdict: Verdict, response: Response) -> Instant {
+    async fn keep(&mut self, call: &Call, verdict: Verdict) -> Instant {
+        let Some(Ok(response)) = self.last.take() else {
+            return clock::now();
+        };
         let status = response.status();
         let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
         let one_at_a_time = response.version() <= http::Version::HTTP_11;
-        let (taken, end) = Box::pin(body::read(response, DRAIN.0, until)).await;
+        let (taken, end) = body::read(response, DRAIN.0, until).await;
         if end == End::Whole && one_at_a_time {
             let _ = clock::before(call.deadline(), clock::sleep_until(clock::now() + POOLED)).await;
         }
@@ -384,13 +381,6 @@ impl<'a, T: Transport> Wire<'a, T> {
     }
 }
 
-fn broken(error: Option<reqwest::Error>) -> Error {
-    match error {
-        Some(error) => Error::body(error.into()),
-        None => Error::cut(Cause::Reset, SentState::Sent),
-    }
-}
-
 /// Each name in `fresh` takes the place of what was there.
 fn replace(headers: &mut HeaderMap, fresh: HeaderMap) {
     let mut last = None;
@@ -403,13 +393,6 @@ fn replace(headers: &mut HeaderMap, fresh: HeaderMap) {
             (None, Some(name)) => drop(headers.append(name, value)),
             (None, None) => {}
         }
-    }
-}
-
-fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
     }
 }
 

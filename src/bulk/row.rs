@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     Attempt, Client, Error, Key, ResponseExt, Stop, clock,
-    outgoing::{KeyFrom, Options},
+    outgoing::{KeyFrom, Options, Overrides},
 };
 
 /// A job in a lane.
@@ -93,13 +93,13 @@ impl Row {
             claim.start();
         }
         let request = self.request();
-        let mut options = Options {
+        let mut options = Options::from(Overrides {
             key: self.job.key,
             buffered: Some(BUFFERED),
             idempotency_key: self.job.idempotency_key.clone().map(KeyFrom::Caller),
             escort: Some(Arc::<Ticket>::clone(&ticket)),
-            ..Options::default()
-        };
+            ..Overrides::default()
+        });
         for (unit, units) in &self.job.units {
             options.state(unit.clone(), *units);
         }
