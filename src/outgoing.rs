@@ -225,11 +225,11 @@ impl Outgoing {
     /// # Errors
     /// A part could not be read.
     pub(crate) async fn collect(&mut self) -> Result<(), Error> {
+        let Payload::Once(body @ Some(_)) = &mut self.payload else { return Ok(()) };
         let headers = self.template.headers();
         let is_form = headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"multipart/form-data"));
         let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if let Payload::Once(body @ Some(_)) = &mut self.payload
-            && is_form
+        if is_form
             && length.is_some_and(|length| length <= COLLECTED)
             && let Some(stream) = body.take()
         {

@@ -165,18 +165,19 @@ impl<'a, T: Transport> Wire<'a, T> {
         let client = self.client;
         self.request.collect().await?;
         self.transport.ready().await.map_err(Error::transport)?;
-        let mut fresh = HeaderMap::new();
+        let mut fresh = None;
         if self.request.is_home() {
             for headers_with in [&client.headers_with, &self.request.options.headers_with].into_iter().flatten() {
-                replace(&mut fresh, headers_with(number).await.map_err(Error::headers)?);
+                let more = headers_with(number).await.map_err(Error::headers)?;
+                replace(fresh.get_or_insert_default(), more);
             }
         }
         let touch = self.request.options.on_attempt.clone().filter(|_| self.request.is_home());
-        if fresh.is_empty() && touch.is_none() {
+        if fresh.is_none() && touch.is_none() {
             return Ok(());
         }
         self.request.touch(client, |request| {
-            replace(request.headers_mut(), fresh);
+            replace(request.headers_mut(), fresh.unwrap_or_default());
             if let Some(touch) = touch {
                 touch(request, number);
             }
