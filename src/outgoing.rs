@@ -246,6 +246,11 @@ impl Outgoing {
         self.payload = Payload::Once(Some(Body::default()));
     }
 
+    /// Whether the caller's code makes the body, which is to be done before anything is committed.
+    pub(crate) fn makes_body(&self) -> bool {
+        matches!(self.payload, Payload::Made(_))
+    }
+
     /// The request of the next attempt or hop, as `touch` leaves it: [`wire`](Self::wire) gives it.
     pub(crate) fn touch(&mut self, client: &Inner, touch: impl FnOnce(&mut Request)) -> Result<(), Error> {
         let mut request = self.wire();

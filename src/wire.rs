@@ -173,7 +173,7 @@ impl<'a, T: Transport> Wire<'a, T> {
             }
         }
         let touch = self.request.options.on_attempt.clone().filter(|_| self.request.is_home());
-        if fresh.is_none() && touch.is_none() {
+        if fresh.is_none() && touch.is_none() && !self.request.makes_body() {
             return Ok(());
         }
         self.request.touch(client, |request| {
