@@ -246,7 +246,10 @@ impl Lease {
         self.demand.asked(now, self.lasts());
         let must = self.uncovered(held, now);
         let free = self.unexpired(now).saturating_sub(held);
-        let want = waiting.saturating_add(self.demand.expected(self.lasts())).saturating_sub(free);
+        let expected = self.demand.expected(self.lasts());
+        // Calls come at random: with no more than the mean every other lease would be spent before it ends.
+        let expected = expected.saturating_add((expected / 2).isqrt());
+        let want = waiting.saturating_add(expected).saturating_sub(free);
         let need = need.saturating_sub(free).min(want);
         Line {
             id: self.id.clone(),
