@@ -248,6 +248,28 @@ async fn what_is_held_for_long_counts_when_it_is_sent() {
     assert!(most <= 20, "{most}");
 }
 
+/// A lease that is renewed under a permit takes the place of the old one, here and in the store.
+#[tokio::test(start_paused = true)]
+async fn what_is_held_for_long_counts_once() {
+    let (memory, key) = (Memory::new(ms(1)), Key::from("key"));
+    let quota = Some(Quota::window(4, SECOND).burst(4));
+    let [one, other] = [1, 2].map(|member| limiter(&memory, member, quota.clone(), StoreLoss::default()));
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(one.acquire(&key, 1, None).await.unwrap());
+    }
+    for _ in 0..2_000 {
+        assert!(one.try_acquire(&key, 1).is_err(), "a fifth of four");
+        sleep(ms(1)).await;
+    }
+    drop(held.split_off(2));
+    sleep(2 * SECOND).await;
+    for _ in 0..2 {
+        let late = Some(clock::now() + 2 * SECOND);
+        held.push(other.acquire(&key, 1, late).await.expect("two of four are free"));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_line_that_is_too_long_for_a_deadline_is_told_at_once() {
     let (memory, key) = (Memory::new(ms(1)), Key::from("key"));
