@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    hub::{GONE, Notice, View},
+    hub::{GONE, NO_RUNTIME, Notice, View},
     store::{Lost, Reply, Request, Store},
 };
 use crate::{
@@ -259,18 +259,18 @@ impl Task {
             Link::Down { .. } | Link::Trying { .. } => return,
         }
         tracing::warn!(target: "abide", store = %self.place.name(), why = %lost.0, "store lost");
-        self.wait(key, failures);
+        self.wait(lost, key, failures);
         let flights = std::mem::take(&mut self.flights);
         flights.into_iter().for_each(|airborne| self.asking.add(airborne.cell));
         self.rouse();
     }
 
-    fn wait(&mut self, key: Option<String>, failures: &mut u32) {
+    fn wait(&mut self, lost: &Lost, key: Option<String>, failures: &mut u32) {
         let wait = self.manners.reconnect.wait(*failures, None, &mut self.rng);
         *failures = failures.saturating_add(1);
         let now = clock::now();
         let until = now.checked_add(wait).unwrap_or(now);
-        self.view.lose(until);
+        self.view.lose(until, &lost.0);
         self.link = Link::Down { until, key };
     }
 
@@ -288,7 +288,7 @@ impl Task {
             }
             Err(lost) => {
                 tracing::debug!(target: "abide", store = %self.place.name(), why = %lost.0, "store still away");
-                self.wait(key, failures);
+                self.wait(&lost, key, failures);
             }
         }
     }
@@ -341,7 +341,7 @@ const ON_TIME: Duration = Duration::from_millis(3);
 impl Drop for Task {
     fn drop(&mut self) {
         let now = clock::now();
-        self.view.lose(now.checked_add(GONE).unwrap_or(now));
+        self.view.lose(now.checked_add(GONE).unwrap_or(now), NO_RUNTIME);
         self.link = Link::Down { until: now, key: None };
         let flights = std::mem::take(&mut self.flights);
         flights.into_iter().for_each(|airborne| self.asking.add(airborne.cell));

@@ -173,6 +173,24 @@ async fn closed_refuses_at_once_and_open_lets_all_out() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fleet_says_why_its_store_is_away() {
+    let memory = Memory::new(ms(1));
+    let fleet = fleet(&memory, 1, StoreLoss::Open);
+    let limiter = Limiter::builder().quota(Quota::per_second(4)).fleet(fleet.clone()).build().unwrap();
+    limiter.acquire(&Key::from("key"), 1, None).await.unwrap().commit();
+    assert_eq!(fleet.why_lost(), None);
+    memory.books().down = true;
+    sleep(SECOND).await;
+    limiter.acquire(&Key::from("key"), 1, None).await.unwrap().commit();
+    assert_eq!(fleet.why_lost().unwrap(), "no answer within the timeout");
+    sleep(2 * SECOND).await;
+    assert_eq!(fleet.why_lost().unwrap(), "refused");
+    memory.books().down = false;
+    sleep(2 * SECOND).await;
+    assert_eq!((fleet.why_lost(), fleet.is_lost()), (None, false));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pause_of_one_is_known_to_all() {
     let (memory, key) = (Memory::new(ms(1)), Key::from("key"));
     for quota in [None, Some(Quota::per_second(100))] {

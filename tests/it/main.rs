@@ -27,6 +27,8 @@ mod fleet_failover;
 #[cfg(feature = "cli")]
 mod fleet_processes;
 #[cfg(feature = "cli")]
+mod fleet_refusals;
+#[cfg(feature = "cli")]
 mod fleet_store;
 mod fuzzed;
 mod hostile;

@@ -151,6 +151,19 @@ impl Redis {
         redis
     }
 
+    /// One server that listens with TLS too: and at which port.
+    pub(crate) async fn with_tls() -> (Self, u16) {
+        let (folder, port) = (Folder::new(), free_port());
+        let (certificate, key) = super::tls::self_signed();
+        let (certificate, key) = (folder.write("cert.pem", certificate), folder.write("key.pem", key));
+        let (certificate, key) = (certificate.to_string_lossy(), key.to_string_lossy());
+        let tls = ["--tls-port", &port.to_string(), "--tls-auth-clients", "no", "--save", ""].map(str::to_owned);
+        let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key].map(str::to_owned);
+        let options: Vec<&str> = tls.iter().chain(&files).map(String::as_str).collect();
+        let node = Node::start(&folder, "one", &options).await;
+        (Self { nodes: vec![node], sentinel: None, is_cluster: false, _folder: folder }, port)
+    }
+
     /// Where it is, as abide takes it.
     pub(crate) fn url(&self) -> String {
         let host = |node: &Node| format!("127.0.0.1:{}", node.port);
