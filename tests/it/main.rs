@@ -23,6 +23,8 @@ mod explain;
 #[cfg(feature = "cli")]
 mod fleet;
 #[cfg(feature = "cli")]
+mod fleet_cli;
+#[cfg(feature = "cli")]
 mod fleet_failover;
 #[cfg(feature = "cli")]
 mod fleet_processes;
