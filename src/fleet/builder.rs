@@ -131,8 +131,9 @@ pub struct FleetBuilder {
 /// A store that is away while a fleet is made: after so long that is an error.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Of that, for its connection: what is left is for a look at what is wrong.
+/// Of that, for its connection, and for a look at what is wrong.
 const REACH: Duration = Duration::from_secs(4);
+const LOOK: Duration = Duration::from_millis(4_900);
 
 impl FleetBuilder {
     /// What the names of all keys in the store begin with. Default `abide`; empty or with braces it is an error of
@@ -201,7 +202,7 @@ impl FleetBuilder {
 /// A store that has been tried out, and how far away it is, in microseconds: by the shortest of a few round trips, for
 /// others were held up somewhere.
 async fn first(place: &Redis) -> Result<(Box<dyn Store>, u64), Lost> {
-    let store = place.first().await?;
+    let store = place.first(clock::now().checked_add(LOOK)).await?;
     let mut shortest = PATIENCE;
     for _ in 0..PINGS {
         let sent = clock::now();

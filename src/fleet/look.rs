@@ -4,7 +4,7 @@ use std::{error::Error, io, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cmd};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::Instant};
 
 use super::{
     address::{Address, Host, Kind},
@@ -23,8 +23,8 @@ enum Speech {
 /// The first byte of an answer in TLS: an alert, RFC 8446 §5.1.
 const ALERT: u8 = 21;
 
-/// For the look at one host.
-const SHORT: Duration = Duration::from_millis(800);
+/// Of a connection; whoever looks has less time.
+const LONG: Duration = Duration::from_secs(5);
 
 const PLAIN: &str = "it speaks without TLS: redis:// in place of rediss://";
 const TLS: &str = "it speaks TLS: rediss:// in place of redis://";
@@ -35,12 +35,9 @@ const SENTINEL: &str = "it is a sentinel: redis+sentinel://HOST:PORT/MASTER in p
 const NO_MASTER: &str = "the sentinels know no master of this name: redis+sentinel://HOST:PORT/MASTER";
 
 impl Address {
-    /// Why there is no connection, in words: `error`, or what is seen at one of the hosts.
-    pub(super) async fn why(&self, error: &RedisError) -> String {
-        let looks = self.hosts.iter().map(async |host| {
-            let until = clock::now().checked_add(SHORT);
-            clock::before(until, self.look(host, error)).await.flatten()
-        });
+    /// Why there is no connection, in words: `error`, or what is seen at one of the hosts until then.
+    pub(super) async fn why(&self, error: &RedisError, until: Option<Instant>) -> String {
+        let looks = self.hosts.iter().map(async |host| clock::before(until, self.look(host, error)).await.flatten());
         let seen = join_all(looks).await.into_iter().flatten().next();
         seen.unwrap_or_else(|| cause(error))
     }
@@ -80,7 +77,7 @@ impl Address {
 
     /// Whether a handshake gets as far as a certificate.
     async fn with_tls(&self) -> bool {
-        let Err(error) = (Self { tls: true, ..self.clone() }).connect(SHORT, None).await else { return true };
+        let Err(error) = (Self { tls: true, ..self.clone() }).connect(LONG, None).await else { return true };
         // The client's error has its source in an Arc, and that is the source.
         let shared = error.source().and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
         let system = shared.and_then(|shared| shared.downcast_ref::<io::Error>());
@@ -89,7 +86,7 @@ impl Address {
     }
 
     async fn ask(&self, words: &[&str]) -> RedisResult<Value> {
-        let mut link = self.connect(SHORT, None).await?;
+        let mut link = self.connect(LONG, None).await?;
         let (verb, rest) = words.split_first().unwrap_or((&"PING", &[]));
         cmd(verb).arg(rest).query_async(&mut link).await
     }

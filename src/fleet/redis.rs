@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::{select_ok, try_join_all};
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind, Value, cmd};
+use tokio::time::Instant;
 
 use super::{
     address::{Address, Kind},
@@ -79,9 +80,9 @@ fn write(call: &mut Cmd, line: &Line) {
 
 impl Redis {
     /// The first connection, with a store that is tried out: one that would refuse every exchange is none. An error
-    /// says what is wrong, as far as a second look tells.
-    pub(crate) async fn first(&self) -> Result<Box<dyn Store>, Lost> {
-        let told = async |error| Lost(self.address.why(&error).await.into());
+    /// says what is wrong, as far as a second look tells, which ends at `until`.
+    pub(crate) async fn first(&self, until: Option<Instant>) -> Result<Box<dyn Store>, Lost> {
+        let told = async |error| Lost(self.address.why(&error, until).await.into());
         let link = match self.address.connect(self.timeout, None).await {
             Ok(link) => link,
             Err(error) => return Err(told(error).await),

@@ -70,8 +70,12 @@ async fn fails_over(mut redis: Redis, keys: usize, is_replaced: impl Fn(&Redis) 
     until("the limits are shared", 30 * SECOND, || members.are_back()).await;
     let back = clock::now();
     println!("lost after {:?}, replaced after {:?}, back after {:?}", lost - killed, replaced - killed, back - killed);
-    // A window and a lease, and a second.
-    clock::sleep(ms(5_040)).await;
+    // A window and a lease, and a second; and three.
+    let mut lost_again = false;
+    while clock::now() < back + ms(5_040) {
+        lost_again |= !members.are_back();
+        clock::sleep(ms(20)).await;
+    }
     let part = stalls.least(1.0);
     for (number, starts) in members.starts.iter().enumerate() {
         let most = starts.most(stalls.nearly(SECOND));
@@ -81,8 +85,12 @@ async fn fails_over(mut redis: Redis, keys: usize, is_replaced: impl Fn(&Redis) 
         println!("key {number}: most {most}, {after} after; {alone:.2} of the limit while away, {shared:.2} after");
         // What was leased: twice the units of a lease, and a unit for the next call of each.
         assert!(most <= LIMIT + 2 * 2 + u32::try_from(MEMBERS).unwrap(), "key {number}: {most} in a window");
-        assert!(after <= LIMIT, "key {number}: {after} in a window when the limits are shared");
-        assert!(alone >= 0.5 * part, "key {number}: {alone:.2} of the limit while the store is away");
+        // On a machine that is too busy it is an outage more.
+        assert!(after <= LIMIT || lost_again, "key {number}: {after} in a window when the limits are shared");
+        assert!(
+            alone >= 0.5 * part || replaced < lost + 2 * SECOND,
+            "key {number}: {alone:.2} of the limit while the store is away"
+        );
         assert!(shared >= 0.7 * part, "key {number}: {shared:.2} of the limit when it is back");
     }
 }
