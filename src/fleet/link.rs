@@ -37,7 +37,7 @@ impl Address {
             return Err((ErrorKind::InvalidClientConfig, what).into());
         }
         let until = clock::now().checked_add(timeout);
-        let late = || Err((ErrorKind::Io, "no connection within the timeout").into());
+        let late = || Err((ErrorKind::Io, "no answer in time").into());
         clock::before(until, self.link(timeout, response)).await.unwrap_or_else(late)
     }
 
