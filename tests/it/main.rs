@@ -23,7 +23,13 @@ mod explain;
 #[cfg(feature = "cli")]
 mod fleet;
 #[cfg(feature = "cli")]
+mod fleet_cli;
+#[cfg(feature = "cli")]
+mod fleet_failover;
+#[cfg(feature = "cli")]
 mod fleet_processes;
+#[cfg(feature = "cli")]
+mod fleet_refusals;
 #[cfg(feature = "cli")]
 mod fleet_store;
 mod fuzzed;
