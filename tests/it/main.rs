@@ -58,6 +58,8 @@ mod server;
 mod soak;
 #[cfg(feature = "cli")]
 mod streams;
+#[cfg(feature = "cli")]
+mod streams_group;
 mod support;
 mod surface;
 mod telemetry;

@@ -72,6 +72,8 @@ pub(super) struct State {
     beat_at: Instant,
     take_at: Instant,
     look_at: Instant,
+    /// Where among the claimed rows that look goes on.
+    take_from: Option<String>,
     /// Before it the dead are not told from those who were cut off as well.
     dead_from: Instant,
     looks: u32,
@@ -117,6 +119,7 @@ impl State {
             beat_at: now,
             take_at: now,
             look_at: now,
+            take_from: None,
             dead_from: now,
             looks: 0,
             connect_at: now,
@@ -283,12 +286,7 @@ impl Desk {
             self.state.recover = false;
         }
         if now >= self.state.take_at && found.len() < most {
-            let idle = (now >= self.state.dead_from).then_some(self.claim_after);
-            let taken = self.group.take(link, most - found.len(), idle).await?;
-            if taken.is_empty() {
-                self.state.take_at = now + self.claim_after / 4;
-            }
-            found.extend(taken);
+            found.extend(self.take(link, most - found.len(), now).await?);
         }
         if found.len() < most {
             let read = self.group.read(link, most - found.len()).await;
@@ -313,6 +311,22 @@ impl Desk {
         self.state.looks = self.state.looks.saturating_add(1);
         (self.state.look_at, self.state.take_at) = (now + pause, now + pause);
         Ok(())
+    }
+
+    /// Takes rows that nobody works on; none only when it looked at all that are claimed.
+    async fn take(&mut self, link: &mut Link, most: usize, now: Instant) -> RedisResult<Vec<Taken>> {
+        let idle = (now >= self.state.dead_from).then_some(self.claim_after);
+        loop {
+            let (taken, next) = self.group.take(link, most, idle, self.state.take_from.as_deref()).await?;
+            self.state.take_from = next;
+            if !taken.is_empty() {
+                return Ok(taken);
+            }
+            if self.state.take_from.is_none() {
+                self.state.take_at = now + self.claim_after / 4;
+                return Ok(taken);
+            }
+        }
     }
 
     fn deliver(&mut self, found: Vec<Taken>) {
