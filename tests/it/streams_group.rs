@@ -1,11 +1,11 @@
 //! What a worker finds in its group: rows that others left, nothing, or no stream at all.
 
 use crate::support::{
-    job::said,
+    job::{self, said},
     redis::{Redis, skip},
     rows::Rows,
     script::Entry,
-    stage::{Stage, end_of},
+    stage::{Stage, end_of, until},
 };
 
 /// A group in which `ghost` has all rows of the stream, and was last heard of long ago; its entries.
@@ -73,4 +73,53 @@ async fn entries_that_are_gone_hide_no_row() {
         let scripts: u32 = scripts.split(',').next().unwrap().parse().unwrap();
         assert!(scripts < 50, "{owner}: {scripts} scripts");
     }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_there_is_an_error() {
+    if skip() {
+        return;
+    }
+    let stage = Stage::on(Redis::standalone().await);
+    let output = end_of(stage.worker("out.jsonl", "").spawn().unwrap()).await;
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("there is no stream jobs"), "{}", said(&output));
+    assert_eq!(stage.redis.cli(&["EXISTS", "jobs"]), "0");
+    assert!(!stage.folder.file("out.jsonl").exists());
+}
+
+#[tokio::test]
+async fn a_stream_with_nothing_left_is_said_to_have_nothing() {
+    if skip() {
+        return;
+    }
+    let stage = Stage::on(Redis::standalone().await);
+    stage.redis.cli(&["XADD", "jobs", "1-1", "row", "http://127.0.0.1:1/"]);
+    stage.redis.cli(&["XGROUP", "CREATE", "jobs", "g", "0"]);
+    stage.redis.cli(&["XREADGROUP", "GROUP", "g", "other", "STREAMS", "jobs", ">"]);
+    stage.redis.cli(&["XACK", "jobs", "g", "1-1"]);
+    let nothing = "the stream jobs has nothing left for the group g";
+    // All acknowledged, then empty.
+    for _ in 0..2 {
+        let output = end_of(stage.worker("out.jsonl", "").spawn().unwrap()).await;
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        assert_eq!(said(&output).matches(nothing).count(), 1, "{}", said(&output));
+        stage.redis.cli(&["XDEL", "jobs", "1-1"]);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_follows_says_that_there_is_no_stream_yet() {
+    if skip() {
+        return;
+    }
+    let server = Rows::start(Entry::status(200), [].into()).await;
+    let stage = Stage::on(Redis::standalone().await);
+    let worker = stage.worker("out.jsonl", "--follow").spawn().unwrap();
+    until("a group", || stage.redis.cli(&["EXISTS", "jobs"]) == "1").await;
+    assert_eq!(stage.push(server.url(1)).await.status.code(), Some(0));
+    until("a result", || stage.folder.lines("out.jsonl") == 1).await;
+    job::signal(&worker, "TERM").await;
+    let output = end_of(worker).await;
+    assert_eq!(said(&output).matches("there is no stream jobs yet: waiting").count(), 1, "{}", said(&output));
 }

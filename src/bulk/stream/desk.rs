@@ -81,6 +81,8 @@ pub(super) struct State {
     failures: u32,
     away: bool,
     largest: usize,
+    /// There was a row for this worker.
+    fed: bool,
 }
 
 enum Event {
@@ -126,6 +128,7 @@ impl State {
             failures: 0,
             away: false,
             largest: 0,
+            fed: false,
         }
     }
 
@@ -305,6 +308,10 @@ impl Desk {
         }
         if !self.follow && self.group.open(link).await? == 0 {
             self.jobs = None;
+            if !self.state.fed {
+                let Group { address, stream, name, .. } = &self.group;
+                self.say(&format!("{address}: the stream {stream} has nothing left for the group {name}"));
+            }
             return Ok(());
         }
         let pause = Backoff::equal_jitter(LOOKS.0, LOOKS.1).wait(self.state.looks, None, &mut rand::rng());
@@ -335,7 +342,7 @@ impl Desk {
         }
         // Asked before these were there.
         while self.wants.try_recv().is_ok() {}
-        (self.state.wanted, self.state.looks) = (false, 0);
+        (self.state.wanted, self.state.looks, self.state.fed) = (false, 0, true);
         self.state.largest = found.iter().map(|taken| taken.row.as_ref().map_or(0, Vec::len)).max().unwrap_or(0);
         for taken in found {
             // Without a run they go back when this ends.
@@ -352,7 +359,7 @@ impl Desk {
             Ok(link) => {
                 let now = clock::now();
                 if std::mem::take(&mut self.state.away) {
-                    self.say(format!("the store {} is back", self.group.address));
+                    self.warn(&format!("the store {} is back", self.group.address));
                 }
                 let state = &mut self.state;
                 (state.recover, state.beat_at) = (true, now);
@@ -374,7 +381,7 @@ impl Desk {
             self.state.hopeless = self.trouble.set(as_io(&self.group, error)).is_err();
             self.jobs = None;
         } else if !std::mem::replace(&mut self.state.away, true) {
-            self.say(format!("the store {} is away: {error}; rows under way go on", self.group.address));
+            self.warn(&format!("the store {} is away: {error}; rows under way go on", self.group.address));
         }
         let backoff = Backoff::equal_jitter(CONNECTIONS.0, CONNECTIONS.1);
         let pause = backoff.wait(self.state.failures, None, &mut rand::rng());
@@ -382,10 +389,15 @@ impl Desk {
         self.state.connect_at = clock::now() + pause;
     }
 
-    fn say(&self, text: String) {
+    /// Of what is wrong, or right again.
+    fn warn(&self, text: &str) {
         tracing::warn!(target: "abide", "{text}");
+        self.say(text);
+    }
+
+    fn say(&self, text: &str) {
         if let Some(news) = &self.news {
-            news(&text);
+            news(text);
         }
     }
 }

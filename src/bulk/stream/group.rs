@@ -55,7 +55,7 @@ impl Group {
         self.address.connect(CONNECT, Some(ANSWER)).await
     }
 
-    /// Makes sure that there is one; a new one begins at the start of the stream.
+    /// Makes sure that there is one, and its stream; a new one begins at the start of the stream.
     pub(super) async fn create(&self, link: &mut Link) -> RedisResult<()> {
         let mut create = cmd("XGROUP");
         create.arg("CREATE").arg(&self.stream).arg(&self.name).arg(0).arg("MKSTREAM");
@@ -65,8 +65,8 @@ impl Group {
         }
     }
 
-    pub(super) async fn is_empty(&self, link: &mut Link) -> RedisResult<bool> {
-        cmd("XLEN").arg(&self.stream).query_async(link).await.map(|rows: u64| rows == 0)
+    pub(super) async fn has_stream(&self, link: &mut Link) -> RedisResult<bool> {
+        cmd("EXISTS").arg(&self.stream).query_async(link).await
     }
 
     /// Rows that nobody has read.
