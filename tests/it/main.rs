@@ -35,6 +35,8 @@ mod hostile_limits;
 mod jitter;
 #[cfg(feature = "cli")]
 mod jobs;
+#[cfg(feature = "cli")]
+mod jobs_files;
 mod limits;
 mod limits_learning;
 mod limits_line;
