@@ -41,6 +41,8 @@ mod hostile_limits;
 mod jitter;
 #[cfg(feature = "cli")]
 mod jobs;
+#[cfg(feature = "cli")]
+mod jobs_files;
 mod limits;
 mod limits_learning;
 mod limits_line;
@@ -64,6 +66,8 @@ mod server;
 mod soak;
 #[cfg(feature = "cli")]
 mod streams;
+#[cfg(feature = "cli")]
+mod streams_group;
 mod support;
 mod surface;
 mod telemetry;

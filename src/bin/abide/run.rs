@@ -77,12 +77,7 @@ async fn from_file(args: &Args, signals: &Signals) -> Result<u8, String> {
     }
     let trouble = input.trouble();
     let run = bulk.run(input);
-    if let Some(error) = run.error() {
-        return Err(error.to_string());
-    }
-    if to_stdout {
-        out::say(&format!("run {}", run.id()));
-    }
+    tell_start(&run, to_stdout)?;
     drive(args, run, (&trouble, fleet), (meter(args), signals)).await
 }
 
@@ -102,18 +97,25 @@ async fn from_stream(args: &Args, url: &str, signals: &Signals) -> Result<u8, St
     let mut rows = source.connect().await.map_err(|error| error.to_string())?;
     let (trouble, ending) = (rows.trouble(), rows.ending());
     let run = bulk.note("jobs", rows.place()).run(rows);
-    if let Some(error) = run.error() {
-        return Err(error.to_string());
-    }
-    if to_stdout {
-        out::say(&format!("run {}", run.id()));
-    }
+    tell_start(&run, to_stdout)?;
     let code = drive(args, run, (&trouble, fleet), (meter, signals)).await;
     let unsettled = ending.await;
     if unsettled > 0 && trouble.get().is_none() {
         out::say(&format!("{unsettled} rows could not be settled at the store: they will be taken over"));
     }
     code
+}
+
+/// Whether it can start, and what is to be known first.
+fn tell_start<S>(run: &Run<S>, to_stdout: bool) -> Result<(), String> {
+    if let Some(error) = run.error() {
+        return Err(error.to_string());
+    }
+    run.warnings().iter().for_each(|warning| out::say(warning));
+    if to_stdout {
+        out::say(&format!("run {}", run.id()));
+    }
+    Ok(())
 }
 
 fn meter(args: &Args) -> Arc<Mutex<Meter>> {
@@ -188,6 +190,10 @@ fn dry_run(args: &Args, bulk: &Bulk, input: Input) -> Result<u8, String> {
         "would send {} rows; {} have a result, {} make no sense; {time}; nothing was sent",
         plan.rows, plan.done, plan.invalid
     ));
+    if plan.repeats > 0 {
+        let maybe = "may have been executed, have no key, and are not safe to repeat";
+        out::say(&format!("{} rows that failed {maybe}: they would be sent again", plan.repeats));
+    }
     match trouble.get() {
         Some(error) => Err(error.to_string()),
         None => Ok(u8::from(plan.invalid > 0)),
