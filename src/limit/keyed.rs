@@ -10,6 +10,8 @@ use std::{
     task::Waker,
 };
 
+use tokio::time::Instant;
+
 /// A test of all interleavings puts its own lock in the place of std's.
 #[cfg(all(test, abide_loom))]
 use loom::sync::{Mutex as StateLock, MutexGuard};
@@ -162,32 +164,35 @@ impl Cell {
     /// Runs pure code under the lock, then wakes whom it names, outside of it.
     pub(crate) fn with<R>(self: &Arc<Self>, run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R) -> R {
         let mut wakes = Vec::new();
-        let out = match &self.config.hub {
-            None => run(&mut self.lock(), &mut wakes),
-            Some(hub) => self.with_store(hub, run, &mut wakes),
-        };
-        wakes.into_iter().for_each(Waker::wake);
+        let fleet = self.config.hub.as_deref().map(|hub| (hub, clock::now()));
+        let mut state = self.lock();
+        if let Some((hub, at)) = fleet {
+            self.look_at_store(hub, &mut state, at, &mut wakes);
+        }
+        let out = run(&mut state, &mut wakes);
+        if let Some((hub, at)) = fleet {
+            self.tell_task(hub, &mut state, at, &mut wakes);
+        }
+        drop(state);
+        if !wakes.is_empty() {
+            wakes.into_iter().for_each(Waker::wake);
+        }
         out
     }
 
-    /// Before: how the store is. After: whether the fleet's task has to look at this key.
-    fn with_store<R>(
-        self: &Arc<Self>,
-        hub: &Hub,
-        run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R,
-        wakes: &mut Vec<Waker>,
-    ) -> R {
-        let (epoch, at) = (self.config.epoch, clock::now());
-        let now = epoch.tick(at);
-        let mut state = self.lock();
-        state.set_store(hub.view().state(epoch), hub.view().members(), now, wakes);
-        let out = run(&mut state, wakes);
-        let Some(due) = state.notice(now) else { return out };
+    fn look_at_store(&self, hub: &Hub, state: &mut KeyState, at: Instant, wakes: &mut Vec<Waker>) {
+        let epoch = self.config.epoch;
+        state.set_store(hub.view().state(epoch), hub.view().members(), epoch.tick(at), wakes);
+    }
+
+    /// Whether the fleet's task has to look at this key.
+    fn tell_task(self: &Arc<Self>, hub: &Hub, state: &mut KeyState, at: Instant, wakes: &mut Vec<Waker>) {
+        let epoch = self.config.epoch;
+        let Some(due) = state.notice(epoch.tick(at)) else { return };
         let when = if let Due::At(tick) = due { Some(epoch.instant(tick)) } else { None };
         if !hub.notice(Notice { cell: Arc::downgrade(self), at: when }, at) {
-            state.set_store(hub.view().state(epoch), hub.view().members(), now, wakes);
+            self.look_at_store(hub, state, at, wakes);
         }
-        out
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, KeyState> {
@@ -210,11 +215,8 @@ const PER_TOUCH: usize = 4;
 const BUSY: u64 = 10 * SECOND;
 
 impl Keyed {
-    /// The cell of a key, made if it is new; none if all places are taken by keys that still matter.
-    pub(crate) fn cell(&self, key: &Key, config: &Arc<Config>, now: Tick) -> Option<Arc<Cell>> {
-        if let Some(cell) = self.get(key) {
-            return Some(cell);
-        }
+    /// The cell of a new key; none if all places are taken by keys that still matter.
+    fn insert(&self, key: &Key, config: &Arc<Config>, now: Tick) -> Option<Arc<Cell>> {
         self.sweep(now, PER_TOUCH);
         if self.len() >= config.max_keys {
             self.sweep(now, usize::MAX);
@@ -233,6 +235,7 @@ impl Keyed {
         Some(cell)
     }
 
+    #[inline]
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Cell>> {
         self.cells.read().unwrap_or_else(PoisonError::into_inner).get(key).map(Arc::clone)
     }
@@ -241,19 +244,19 @@ impl Keyed {
         self.cells.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Runs pure code on the live state of a key; none if there is no place for it.
+    /// Runs pure code on the live state of a key, and gives its cell too; none if there is no place for it.
     pub(crate) fn with<R>(
         &self,
         key: &Key,
         config: &Arc<Config>,
         now: Tick,
-        mut run: impl FnMut(&Arc<Cell>, &mut KeyState, &mut Vec<Waker>) -> R,
-    ) -> Option<R> {
+        mut run: impl FnMut(&mut KeyState, &mut Vec<Waker>) -> R,
+    ) -> Option<(Arc<Cell>, R)> {
         loop {
-            let cell = self.cell(key, config, now)?;
-            let done = cell.with(|state, wakes| (!state.gone).then(|| run(&cell, state, wakes)));
-            if done.is_some() {
-                return done;
+            let cell = self.get(key).or_else(|| self.insert(key, config, now))?;
+            let done = cell.with(|state, wakes| (!state.gone).then(|| run(state, wakes)));
+            if let Some(done) = done {
+                return Some((cell, done));
             }
         }
     }

@@ -128,8 +128,12 @@ impl Scope {
 
     /// Asks for `want`: granted if nobody waits and all is there, else in line, else refused.
     pub(crate) fn join(&mut self, want: &Want, waker: &Waker, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
-        if let Some(turn) = self.try_join(want, now, wakes) {
-            return turn;
+        self.pump(now, wakes);
+        if self.is_free(&want.costs, now) {
+            return Turn::Granted { probe: self.hold(&want.costs, now) };
+        }
+        if let Some(refused) = self.refused(want, now) {
+            return refused;
         }
         let estimate = self.estimate(&want.costs, now);
         let queue = self.queue.get_or_insert_default();
@@ -148,22 +152,25 @@ impl Scope {
 
     /// As [`join`](Self::join), but never in line.
     pub(crate) fn try_now(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
-        self.try_join(want, now, wakes).unwrap_or_else(|| {
+        self.pump(now, wakes);
+        if self.is_free(&want.costs, now) {
+            return Turn::Granted { probe: self.hold(&want.costs, now) };
+        }
+        self.refused(want, now).unwrap_or_else(|| {
             self.wish(&want.costs);
             Turn::Refused { why: Why::Busy, retry_at: known(self.estimate(&want.costs, now)) }
         })
     }
 
-    fn try_join(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Option<Turn> {
-        self.pump(now, wakes);
-        if self.is_never(&want.costs) {
-            return Some(Turn::Refused { why: Why::Never, retry_at: None });
-        }
-        if let Some(refused) = self.refused_by_store().or_else(|| self.refused_by_pause(want, now)) {
-            return Some(refused);
-        }
-        let alone = self.queue.as_ref().is_none_or(|queue| queue.is_idle());
-        (alone && self.is_ready(&want.costs, now)).then(|| Turn::Granted { probe: self.hold(&want.costs, now) })
+    /// Nobody waits and all is there; call [`advance`](Self::advance) first.
+    fn is_free(&self, costs: &Costs, now: Tick) -> bool {
+        self.queue.as_ref().is_none_or(|queue| queue.is_idle()) && self.is_ready(costs, now)
+    }
+
+    /// The refusal of one who cannot be served now, unless waiting helps.
+    fn refused(&self, want: &Want, now: Tick) -> Option<Turn> {
+        let never = self.is_never(&want.costs).then_some(Turn::Refused { why: Why::Never, retry_at: None });
+        never.or_else(|| self.refused_by_store()).or_else(|| self.refused_by_pause(want, now))
     }
 
     fn is_never(&self, costs: &Costs) -> bool {
@@ -199,9 +206,7 @@ impl Scope {
         if let Some(Granted { probe, .. }) = self.queue.as_mut().and_then(|queue| queue.collect(seq)) {
             return Turn::Granted { probe };
         }
-        let never = self.is_never(&want.costs).then_some(Turn::Refused { why: Why::Never, retry_at: None });
-        let refused = self.refused_by_store().or_else(|| self.refused_by_pause(want, now));
-        let hopeless = never.or(refused).or_else(|| {
+        let hopeless = self.refused(want, now).or_else(|| {
             (now >= want.deadline)
                 .then(|| Turn::Refused { why: Why::Deadline, retry_at: known(self.forecast(seq, &want.costs, now).0) })
         });
@@ -226,8 +231,15 @@ impl Scope {
     }
 
     /// Grants, in order, to all that are due, and wakes whoever should set a new timer.
+    #[inline]
     pub(crate) fn pump(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
         self.advance(now);
+        if self.queue.is_some() {
+            self.serve(now, wakes);
+        }
+    }
+
+    fn serve(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
         self.lapse_due(now);
         let Some(mut queue) = self.queue.take() else { return };
         while let Some(first) = queue.first() {
@@ -262,6 +274,7 @@ impl Scope {
     }
 
     /// Books what happened by itself: refills, expiries, the end of a pause.
+    #[inline]
     pub(crate) fn advance(&mut self, now: Tick) {
         let waiting = self.queue.as_ref().is_some_and(|queue| !queue.is_idle());
         if let Some(end) = self.pause.take_end(now) {
@@ -276,15 +289,20 @@ impl Scope {
         }
     }
 
+    #[inline]
     fn is_ready(&self, costs: &Costs, now: Tick) -> bool {
         self.pause.is_quiet(now)
             && self.slots.is_free()
             && self.share.as_ref().is_none_or(|share| share.is_fresh(now))
             && (!self.meters.is_empty() || self.ramp.is_ready(self.slots.held.into(), now))
-            && self.meters.iter().all(|meter| meter.is_ready(costs.get(meter.unit()), now))
+            && self.meters.iter().all(|meter| {
+                let cost = costs.get(meter.unit());
+                !meter.is_never(cost) && meter.is_ready(cost, now)
+            })
     }
 
     /// Takes all of it. Gives which probe the grant is.
+    #[inline]
     fn hold(&mut self, costs: &Costs, now: Tick) -> Option<ProbeId> {
         for meter in &mut self.meters {
             meter.hold(costs.get(meter.unit()));
@@ -298,6 +316,7 @@ impl Scope {
     }
 
     /// What was held goes on the wire. Gives its order among all that was sent.
+    #[inline]
     pub(crate) fn commit(&mut self, costs: &Costs, now: Tick) -> u64 {
         self.advance(now);
         for meter in &mut self.meters {

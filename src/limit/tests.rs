@@ -78,11 +78,11 @@ fn poll(wait: &mut std::pin::Pin<Box<Acquire>>) -> Option<Result<Permit, super::
 /// Held and in flight at the quotas of a route.
 fn at_route(limiter: &Limiter, path: &str) -> (u32, u32) {
     let (path, now) = (route(path), limiter.now());
-    let slots = limiter.with(&key(), now, |_, state, _| {
+    let slots = limiter.with(&key(), now, |state, _| {
         let group = state.group_of(Some(path), now)?;
         state.group(group).map(|group| (group.scope.slots.held, group.scope.slots.in_flight))
     });
-    slots.flatten().unwrap()
+    slots.and_then(|(_, slots)| slots).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -382,7 +382,7 @@ fn a_key_that_leaves_as_it_is_used_never_doubles_its_budget() {
 }
 
 fn use_once(keyed: &Keyed, key: &Key, config: &Arc<Config>, now: Tick) -> u64 {
-    let took = keyed.with(key, config, now, |_, state, wakes| match state.scope.try_now(&want(1), now, wakes) {
+    let took = keyed.with(key, config, now, |state, wakes| match state.scope.try_now(&want(1), now, wakes) {
         Turn::Granted { .. } => {
             state.scope.commit(&want(1).costs, now);
             state.scope.free_slot();
@@ -390,5 +390,5 @@ fn use_once(keyed: &Keyed, key: &Key, config: &Arc<Config>, now: Tick) -> u64 {
         }
         _ => 0,
     });
-    took.unwrap_or(0)
+    took.map_or(0, |(_, took)| took)
 }
