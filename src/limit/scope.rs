@@ -136,7 +136,7 @@ impl Scope {
             return refused;
         }
         let estimate = self.estimate(&want.costs, now);
-        let queue = self.queue.get_or_insert_default();
+        let queue = self.queue.get_or_insert_with(|| Box::new(Queue::beginning(self.next)));
         if queue.waiting() >= want.most_waiting {
             return Turn::Refused { why: Why::Full, retry_at: known(estimate) };
         }
@@ -146,8 +146,7 @@ impl Scope {
         let seq = self.next;
         self.next += 1;
         queue.join(seq, want.costs.clone(), (want.deadline, want.max_pause));
-        queue.set_waker(seq, waker);
-        Turn::Wait { seq, until: self.timer(seq, want, now), waiting: self.waiting() }
+        self.wait((seq, waker), want, now)
     }
 
     /// As [`join`](Self::join), but never in line.
@@ -202,7 +201,7 @@ impl Scope {
         if let Some(queue) = &mut self.queue {
             queue.revive(seq);
         }
-        self.pump(now, wakes);
+        self.serve(now, wakes);
         if let Some(Granted { probe, .. }) = self.queue.as_mut().and_then(|queue| queue.collect(seq)) {
             return Turn::Granted { probe };
         }
@@ -214,11 +213,7 @@ impl Scope {
             self.leave(seq, now, wakes);
             return refused;
         }
-        let until = self.timer(seq, want, now);
-        if let Some(queue) = &mut self.queue {
-            queue.set_waker(seq, waker);
-        }
-        Turn::Wait { seq, until, waiting: self.waiting() }
+        self.wait((seq, waker), want, now)
     }
 
     /// One in line leaves it, whatever it was granted goes back.
@@ -235,29 +230,27 @@ impl Scope {
     pub(crate) fn pump(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
         self.advance(now);
         if self.queue.is_some() {
+            self.lapse_due(now);
             self.serve(now, wakes);
         }
     }
 
     fn serve(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
-        self.lapse_due(now);
         let Some(mut queue) = self.queue.take() else { return };
         while let Some(first) = queue.first() {
             if first.deadline <= now {
                 wakes.extend(queue.expire_first());
                 continue;
             }
-            if self.is_never(&first.costs) {
+            if self.is_ready(&first.costs, now) {
+                let probe = self.hold(&first.costs, now);
+                wakes.extend(queue.grant_first(probe, now.plus(LAPSE)));
+            } else if self.is_never(&first.costs) {
                 // The limit fell: it will be refused, unless that is over when it asks.
                 wakes.extend(queue.set_first_aside());
-                continue;
-            }
-            if !self.is_ready(&first.costs, now) {
+            } else {
                 break;
             }
-            let costs = first.costs.clone();
-            let probe = self.hold(&costs, now);
-            wakes.extend(queue.grant_first(probe, now.plus(LAPSE)));
         }
         queue.stir(wakes);
         if !queue.is_empty() {
@@ -438,22 +431,20 @@ impl Scope {
     /// When one in line is granted; `true`: exactly, so far as nobody leaves; else a lower bound.
     fn forecast(&self, seq: u64, costs: &Costs, now: Tick) -> (Tick, bool) {
         let Some(queue) = &self.queue else { return (now, false) };
-        let (mut ahead, exact) = queue.ahead(seq);
-        if !exact {
-            ahead.add(&Costs::requests(queue.place(seq)));
-        }
+        let (ahead, exact) = queue.ahead(seq);
         let at = self.ready_at(&ahead, 0, costs, now);
         // A grant before one of the first may lapse; for the others this would only be an early wake.
         (if exact { at.min(queue.next_lapse()) } else { at }, exact)
     }
 
-    /// The timer of one in line: its forecast, or its deadline.
-    fn timer(&mut self, seq: u64, want: &Want, now: Tick) -> Tick {
+    /// One in line waits for its waker, or for its timer: its forecast, or its deadline.
+    fn wait(&mut self, (seq, waker): (u64, &Waker), want: &Want, now: Tick) -> Turn {
         let (at, exact) = self.forecast(seq, &want.costs, now);
         if let Some(queue) = &mut self.queue {
-            queue.set_timer(seq, exact, at == Tick::NEVER);
+            queue.set_timer((seq, waker), exact, at == Tick::NEVER);
         }
-        at.max(now.plus(TIMER)).min(want.deadline)
+        let until = at.max(now.plus(TIMER)).min(want.deadline);
+        Turn::Wait { seq, until, waiting: self.waiting() }
     }
 
     /// The first instant at which `costs` are there, behind `ahead`; a lower bound unless nobody is ahead.

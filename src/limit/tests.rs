@@ -19,7 +19,9 @@ use super::{
     gate::MAX_PAUSE,
     keyed::{Cell, Keyed, Origin},
     learn::Rules,
-    scope::{Turn, Want},
+    meter::Meter,
+    pause::Ramp,
+    scope::{Scope, Turn, Want, Why},
     tick::{Epoch, Tick},
 };
 use crate::{
@@ -379,6 +381,24 @@ fn a_key_that_leaves_as_it_is_used_never_doubles_its_budget() {
         let window: u64 = sent.range((*key, *at)..=(*key, *at + 1_000_000_000)).map(|(_, n)| n).sum();
         assert!(window <= 8, "{window} in a second");
     }
+}
+
+/// The line that it stood in had ended, and another had begun, with later numbers.
+#[test]
+fn one_who_is_too_late_is_told_so_even_by_another_line() {
+    let quota = Quota::bucket(1, SECOND);
+    let mut scope = Scope::new(vec![Meter::full(&quota, Tick::default())], u32::MAX, Ramp::over());
+    let at = |ms: u64| Tick::from_nanos(ms * 1_000_000);
+    let late = Want { deadline: at(1_500), ..want(1) };
+    let (waker, mut wakes) = (Waker::noop(), Vec::new());
+    let mut join = |scope: &mut Scope, want: &Want, now| scope.join(want, waker, now, &mut wakes);
+    assert!(matches!(join(&mut scope, &late, at(0)), Turn::Granted { .. }));
+    scope.commit(&late.costs, at(0));
+    let Turn::Wait { seq, .. } = join(&mut scope, &late, at(0)) else { unreachable!("one a second") };
+    assert!(matches!(join(&mut scope, &want(1), at(1_600)), Turn::Granted { .. }), "nobody waits any more");
+    assert!(matches!(join(&mut scope, &want(1), at(1_600)), Turn::Wait { .. }));
+    let turn = scope.poll((seq, waker), &late, at(1_600), &mut Vec::new());
+    assert!(matches!(turn, Turn::Refused { why: Why::Deadline, .. }), "{turn:?}");
 }
 
 fn use_once(keyed: &Keyed, key: &Key, config: &Arc<Config>, now: Tick) -> u64 {
