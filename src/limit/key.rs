@@ -25,7 +25,8 @@ use sha2::{Digest, Sha256};
 /// ```
 #[derive(Clone, Copy)]
 pub struct Key {
-    bits: u128,
+    /// Two halves: as one number they would take the room of its alignment wherever a key is kept.
+    bits: [u64; 2],
     #[cfg(feature = "redis")]
     digest: [u8; 32],
 }
@@ -40,7 +41,7 @@ impl Eq for Key {}
 
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u128(self.bits);
+        state.write_u64(self.bits[1]);
     }
 }
 
@@ -62,7 +63,7 @@ impl Key {
             }
         }
         Self {
-            bits: (u128::from(one.finish()) << 64) | u128::from(two.finish()),
+            bits: [one.finish(), two.finish()],
             #[cfg(feature = "redis")]
             digest: digest.finalize().into(),
         }
@@ -76,11 +77,11 @@ impl Key {
 
     /// Eight hexadecimal digits that name the key in logs and events.
     fn short(self) -> u32 {
-        u32::try_from(self.bits >> 96).unwrap_or_default()
+        u32::try_from(self.bits[0] >> 32).unwrap_or_default()
     }
 
     /// Well mixed bits, for a map.
-    pub(crate) const fn bits(self) -> u128 {
+    pub(crate) const fn bits(self) -> [u64; 2] {
         self.bits
     }
 }

@@ -205,7 +205,7 @@ impl Cell {
 pub(crate) struct Keyed {
     cells: RwLock<HashMap<Key, Arc<Cell>, BuildHasherDefault<Mixed>>>,
     /// Keys by the second at which they are looked at again.
-    due: Mutex<BTreeMap<u64, Vec<Key>>>,
+    due: Mutex<BTreeMap<u64, Vec<Arc<Cell>>>>,
 }
 
 /// So many due keys are looked at when a key comes in.
@@ -231,7 +231,7 @@ impl Keyed {
         let cell = Arc::new(Cell::new(*key, config, now));
         cells.insert(*key, Arc::clone(&cell));
         drop(cells);
-        self.look_again(*key, now.plus(SECOND));
+        self.look_again(Arc::clone(&cell), now.plus(SECOND));
         Some(cell)
     }
 
@@ -261,16 +261,15 @@ impl Keyed {
         }
     }
 
-    fn look_again(&self, key: Key, at: Tick) {
+    fn look_again(&self, cell: Arc<Cell>, at: Tick) {
         let second = at.nanos() / SECOND + 1;
-        self.due.lock().unwrap_or_else(PoisonError::into_inner).entry(second).or_default().push(key);
+        self.due.lock().unwrap_or_else(PoisonError::into_inner).entry(second).or_default().push(cell);
     }
 
     /// Looks at up to `most` keys that are due, in the order in which they are; those of which nothing matters leave.
     pub(crate) fn sweep(&self, now: Tick, most: usize) {
         for _ in 0..most {
-            let Some(key) = self.next_due(now) else { return };
-            let Some(cell) = self.get(&key) else { continue };
+            let Some(cell) = self.next_due(now) else { return };
             let rests = {
                 let mut state = cell.lock();
                 state.scope.advance(now);
@@ -280,21 +279,21 @@ impl Keyed {
                 rests
             };
             if rests <= now {
-                self.cells.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+                self.cells.write().unwrap_or_else(PoisonError::into_inner).remove(&cell.key);
             } else {
-                self.look_again(key, if rests == Tick::NEVER { now.plus(BUSY) } else { rests });
+                self.look_again(cell, if rests == Tick::NEVER { now.plus(BUSY) } else { rests });
             }
         }
     }
 
-    fn next_due(&self, now: Tick) -> Option<Key> {
+    fn next_due(&self, now: Tick) -> Option<Arc<Cell>> {
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         let mut first = due.first_entry().filter(|first| *first.key() <= now.nanos() / SECOND)?;
-        let key = first.get_mut().pop();
+        let cell = first.get_mut().pop();
         if first.get().is_empty() {
             first.remove();
         }
-        key
+        cell
     }
 }
 
@@ -313,7 +312,7 @@ impl Hasher for Mixed {
         }
     }
 
-    fn write_u128(&mut self, bits: u128) {
-        self.0 = u64::try_from(bits & u128::from(u64::MAX)).unwrap_or_default();
+    fn write_u64(&mut self, bits: u64) {
+        self.0 = bits;
     }
 }
