@@ -94,9 +94,9 @@ impl Acquire {
             return turn;
         }
         let route = self.route;
-        let entered = self.limiter.with(&self.key, now, |cell, state, wakes| {
+        let entered = self.limiter.with(&self.key, now, |state, wakes| {
             let stage = state.group_of(route, now).map_or(Stage::Passed, |group| Stage::Route { group, seq: NEW });
-            (Arc::clone(cell), advance(state, stage, (want, waker), now, wakes))
+            advance(state, stage, (want, waker), now, wakes)
         });
         let Some((cell, (turn, stage))) = entered else {
             return Turn::Refused { why: Why::Full, retry_at: None };

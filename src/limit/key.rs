@@ -25,7 +25,8 @@ use sha2::{Digest, Sha256};
 /// ```
 #[derive(Clone, Copy)]
 pub struct Key {
-    bits: u128,
+    /// Two halves: as one number they would take the room of its alignment wherever a key is kept.
+    bits: [u64; 2],
     #[cfg(feature = "redis")]
     digest: [u8; 32],
 }
@@ -40,29 +41,30 @@ impl Eq for Key {}
 
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u128(self.bits);
+        state.write_u64(self.bits[1]);
     }
 }
 
 impl Key {
     /// From several parts, told apart by their lengths.
     pub(crate) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let (mut one, mut two) = hashers();
+        let mut hasher = hasher();
         #[cfg(feature = "redis")]
         let mut digest = Sha256::new();
         for part in parts {
-            for hasher in [&mut one, &mut two] {
-                hasher.write_usize(part.len());
-                hasher.write(part);
-            }
+            hasher.write_usize(part.len());
+            hasher.write(part);
             #[cfg(feature = "redis")]
             {
                 digest.update((part.len() as u64).to_be_bytes());
                 digest.update(part);
             }
         }
+        // The second half is of one byte more: with a key that nobody knows it says nothing about the first.
+        let first = hasher.finish();
+        hasher.write_u8(0);
         Self {
-            bits: (u128::from(one.finish()) << 64) | u128::from(two.finish()),
+            bits: [first, hasher.finish()],
             #[cfg(feature = "redis")]
             digest: digest.finalize().into(),
         }
@@ -76,11 +78,11 @@ impl Key {
 
     /// Eight hexadecimal digits that name the key in logs and events.
     fn short(self) -> u32 {
-        u32::try_from(self.bits >> 96).unwrap_or_default()
+        u32::try_from(self.bits[0] >> 32).unwrap_or_default()
     }
 
     /// Well mixed bits, for a map.
-    pub(crate) const fn bits(self) -> u128 {
+    pub(crate) const fn bits(self) -> [u64; 2] {
         self.bits
     }
 }
@@ -102,10 +104,9 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn hashers() -> (DefaultHasher, DefaultHasher) {
-    static SEEDS: OnceLock<(RandomState, RandomState)> = OnceLock::new();
-    let (one, two) = SEEDS.get_or_init(|| (RandomState::new(), RandomState::new()));
-    (one.build_hasher(), two.build_hasher())
+fn hasher() -> DefaultHasher {
+    static SEED: OnceLock<RandomState> = OnceLock::new();
+    SEED.get_or_init(RandomState::new).build_hasher()
 }
 
 impl From<&str> for Key {
@@ -139,7 +140,7 @@ pub(crate) struct Route(u64);
 
 impl Route {
     pub(crate) fn of(method: &http::Method, path: &str) -> Self {
-        let (mut hasher, _) = hashers();
+        let mut hasher = hasher();
         hasher.write(method.as_str().as_bytes());
         // All that stands between two identifiers in one piece: most paths have none.
         let (path, mut kept, mut start) = (path.as_bytes(), 0, 0);
