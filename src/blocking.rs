@@ -145,6 +145,27 @@ impl ClientBuilder {
         observer(observer: impl Observer);
     }
 
+    /// As [`ClientBuilder::fleet`](crate::ClientBuilder::fleet); the fleet's task stays on the runtime that connected it,
+    /// which must run as long as the limits are to be shared.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use abide::{Quota, blocking::Client, fleet::Fleet};
+    ///
+    /// let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    /// let fleet = runtime.block_on(Fleet::redis("redis://127.0.0.1:6379").name("crawler").connect())?;
+    /// let client = Client::builder().quota(Quota::per_second(100)).fleet(fleet).build()?;
+    /// client.get("https://api.example.com/v1/things").send()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    pub fn fleet(mut self, fleet: crate::fleet::Fleet) -> Self {
+        self.client = self.client.fleet(fleet);
+        self
+    }
+
     /// As [`ClientBuilder::user_agent`](crate::ClientBuilder::user_agent).
     pub fn user_agent<V>(mut self, value: V) -> Self
     where

@@ -10,13 +10,16 @@ use super::{
     Job,
     claim::{Claim, MARKED, Over},
     journal::{Journal, Opening, Past},
-    results::{Known, Results, Target, named},
+    results::{Results, Target, named},
     summary::Summary,
+    table::{self, Known},
 };
 
 /// What a run has written down.
 pub(super) struct Books {
     results: Results,
+    /// What is worth knowing before rows are sent.
+    pub(super) warnings: Vec<String>,
     results_path: Option<PathBuf>,
     journal: Option<Journal>,
     journal_path: PathBuf,
@@ -84,8 +87,17 @@ impl Books {
             Journal::open(opening).map_err(|error| named(path, &error))
         };
         let journal = settings.journal.as_ref().map(open).transpose()?;
+        let repeats = if settings.retry_failed { results.sums.maybe_executed } else { 0 };
+        let maybe = "may have been executed, have no key, and are not safe to repeat";
+        let told = (repeats > 0).then(|| format!("{repeats} rows that failed {maybe}: they are sent again"));
+        let unlocked = match (&results.unlocked, &results_path, journal.as_ref().map(|journal| &journal.unlocked)) {
+            (Some(why), Some(path), _) => Some(named(path, why)),
+            (.., Some(Some(why))) => Some(named(&journal_path, why)),
+            _ => None,
+        };
         Ok(Self {
             results,
+            warnings: told.into_iter().chain(unlocked.map(|why| why.to_string())).collect(),
             results_path,
             journal,
             journal_path,
@@ -108,6 +120,15 @@ impl Books {
         !self.results.is_nowhere()
     }
 
+    /// A row that the results cannot tell from others is none.
+    pub(super) fn check(&self, line: u64) -> io::Result<()> {
+        if self.results.is_file() && !table::is_line(line) {
+            let why = format!("a row has the line {line}: it must be from 1 to 2^34 - 1");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Ok(())
+    }
+
     /// What is to be done with a row. The first one binds the journal to the input.
     pub(super) fn enter(&mut self, job: &Job, line: u64) -> io::Result<Entry> {
         self.bind(job)?;
@@ -117,7 +138,7 @@ impl Books {
                 let why = format!("line {line} is not the row that the results have for it: the input has changed");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
-            Known::Result { ok } if ok || !self.retry_failed => {
+            Known::Result(ended) if ended.ok || !self.retry_failed => {
                 // Killed after the result and before the journal.
                 if claim.is_some() {
                     self.done([line].into_iter(), Past::default())?;
@@ -191,19 +212,11 @@ impl Books {
     /// Writes result lines, then the journal.
     pub(super) fn finish(&mut self, over: &[Over], now: Past) -> io::Result<()> {
         let outcomes = || over.iter().map(|over| &over.outcome);
-        let mut lines = Vec::new();
-        if self.writes() {
-            outcomes().for_each(|outcome| outcome.write_line(&mut lines));
-            self.results.write(&lines).map_err(|error| match &self.results_path {
-                Some(path) => named(path, &error),
-                None => named(Path::new("results"), &error),
-            })?;
-        }
-        for outcome in outcomes() {
-            self.results.sums.attempts += u64::from(outcome.attempts);
-            self.results.sums.throttled += u64::from(outcome.throttled);
-            self.results.count(outcome.line, &outcome.id, outcome.is_ok());
-        }
+        self.results.write(outcomes()).map_err(|error| match &self.results_path {
+            Some(path) => named(path, &error),
+            None => named(Path::new("results"), &error),
+        })?;
+        outcomes().for_each(|outcome| self.results.count(outcome));
         match self.writes() {
             true => self.done(outcomes().map(|outcome| outcome.line), now),
             false => Ok(()),
@@ -238,6 +251,12 @@ impl Books {
                 Ok(())
             }
         }
+    }
+
+    /// Nothing more is written: another run may go on.
+    pub(super) fn release(&self) {
+        self.results.release();
+        self.journal.iter().for_each(Journal::release);
     }
 
     /// Totals over all runs of the job; `now` is what this run came to so far, zero once it is closed.

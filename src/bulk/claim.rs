@@ -15,7 +15,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::Outcome;
+use super::{Outcome, space::Held};
 
 /// The right to send one row of a stream, and the duty to tell what became of it.
 #[must_use = "dropped it hands its row back"]
@@ -166,6 +166,8 @@ impl Drop for Claim {
 pub(super) struct Over {
     pub(super) outcome: Outcome,
     pub(super) claim: Option<Claim>,
+    /// What its body takes, given back with it.
+    pub(super) _held: Held,
 }
 
 /// How far a run reads ahead in a stream that other workers read too: as many rows as it sends in a second.

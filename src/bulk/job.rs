@@ -127,6 +127,12 @@ impl Job {
         self.request.as_ref().is_ok_and(|request| is_repeatable(request.method(), request.headers()))
     }
 
+    /// Safe to repeat, by its method or by a key of its own or in its headers.
+    pub(super) fn is_repeatable(&self, key_header: &str) -> bool {
+        let carries = |request: &Request| request.headers().contains_key(key_header);
+        self.is_idempotent() || self.idempotency_key.is_some() || self.request.as_ref().is_ok_and(carries)
+    }
+
     /// Bytes that it keeps in memory, roughly.
     pub(super) fn weight(&self) -> usize {
         let body = self.request.as_ref().ok().and_then(|request| request.body()?.as_bytes());

@@ -30,6 +30,8 @@ pub(super) struct Journal {
     fsync: bool,
     size: u64,
     compact_at: u64,
+    /// Why another run is not kept from it.
+    pub(super) unlocked: Option<io::Error>,
 }
 
 /// The first line.
@@ -118,7 +120,7 @@ impl Done {
         if line > self.through {
             self.beyond.insert(line);
         }
-        while self.beyond.first() == Some(&(self.through + 1)) {
+        while self.beyond.first().is_some_and(|line| line - 1 == self.through) {
             self.beyond.pop_first();
             self.through += 1;
         }
@@ -146,6 +148,8 @@ pub(super) struct Opening<'a> {
 impl Journal {
     /// Starts one, or goes on with the one that is there.
     pub(super) fn open(opening: Opening<'_>) -> io::Result<Self> {
+        // A link is not followed: a new file takes its place.
+        let alone = (!opening.path.is_symlink()).then(|| files::open_alone(opening.path)).transpose()?;
         let there = if opening.resume { read(opening.path)? } else { None };
         let fresh = || Head {
             journal: 1,
@@ -161,7 +165,8 @@ impl Journal {
         let file = files::replace(&path, &text, opening.fsync)?;
         let size = text.len() as u64;
         let (keeps_done, fsync) = (opening.keeps_done, opening.fsync);
-        Ok(Self { path, file, head, open, done, keeps_done, fsync, size, compact_at: COMPACT_AT })
+        let unlocked = alone.and_then(|(_, unlocked)| unlocked);
+        Ok(Self { path, file, head, open, done, keeps_done, fsync, size, compact_at: COMPACT_AT, unlocked })
     }
 
     /// What an earlier run claimed and did not finish.
@@ -224,13 +229,17 @@ impl Journal {
         self.compact()
     }
 
+    /// Another run may go on with it.
+    pub(super) fn release(&self) {
+        files::release(&self.file);
+    }
+
     fn append(&mut self, entries: &[Entry]) -> io::Result<()> {
         let mut text = Vec::with_capacity(entries.len() * 64);
         for entry in entries {
             write_line(&mut text, entry)?;
         }
-        files::append(&mut self.file, &text, self.size)?;
-        self.size += text.len() as u64;
+        self.size = files::append(&mut self.file, self.size, |file| file.write_all(&text))?;
         if self.fsync && !entries.is_empty() {
             self.file.sync_data()?;
         }
@@ -250,8 +259,7 @@ impl Journal {
     fn append_now(&mut self, now: Past) -> io::Result<()> {
         let mut text = Vec::new();
         write_line(&mut text, &Entry::Now { now })?;
-        files::append(&mut self.file, &text, self.size)?;
-        self.size += text.len() as u64;
+        self.size = files::append(&mut self.file, self.size, |file| file.write_all(&text))?;
         Ok(())
     }
 
@@ -346,6 +354,7 @@ mod tests {
         journal.done([1].into_iter(), Past { elapsed_ms: 5, ..Past::default() }).unwrap();
         journal.free(3).unwrap();
         let run = journal.head.run;
+        drop(journal);
         let mut text = std::fs::read(&path).unwrap();
         text.extend_from_slice(br#"{"claim":9,"ke"#);
         std::fs::write(&path, text).unwrap();
@@ -365,6 +374,7 @@ mod tests {
             journal.done([line].into_iter(), Past::default()).unwrap();
         }
         assert!(journal.size <= COMPACT_AT, "{}", journal.size);
+        journal.release();
         let journal = open(&path, true, true);
         assert!(journal.is_done(60_000) && !journal.is_done(60_001) && journal.size < 1000);
         std::fs::remove_file(path).unwrap();

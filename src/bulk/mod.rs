@@ -9,6 +9,8 @@
 //! | results | one line a row, whole lines only: what is done |
 //! | journal | what is claimed and not finished, written before the send |
 //!
+//! Both are locked while a run writes them (on Unix): another one on the same files does not start.
+//!
 //! A row that ends throttled has not failed: it goes back to the queue as a new round, until its lane has accepted
 //! nothing for 10 minutes, or the server asks for a longer wait than
 //! [`Policy::max_server_wait`](crate::Policy::max_server_wait).
@@ -21,11 +23,13 @@ mod run;
 mod view;
 mod round;
 mod row;
+mod space;
 mod lanes;
 mod gate;
 mod rules;
 mod books;
 mod results;
+mod table;
 mod journal;
 mod files;
 mod input;

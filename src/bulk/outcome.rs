@@ -1,9 +1,6 @@
 //! What comes out of a run: one outcome a row, and the line that it is written as.
 
-use std::{
-    fmt::{self, Write},
-    time::Duration,
-};
+use std::{fmt, io, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header::SET_COOKIE};
@@ -11,7 +8,7 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
 
 use super::base64;
-use crate::{Attempt, Cause, Error};
+use crate::{Attempt, Cause, Error, SentState};
 
 /// What one row came to. Its `Debug` form shows no header value, body or key.
 #[derive(Clone)]
@@ -25,7 +22,7 @@ pub struct Outcome {
     pub status: Option<StatusCode>,
     /// Of the last answer.
     pub headers: HeaderMap,
-    /// Of the last answer.
+    /// Of the last answer; up to 64 MiB, a longer one is an error of the kind `body`.
     pub body: Bytes,
     /// Why there is no answer, or why the row is given up.
     pub error: Option<Failure>,
@@ -45,6 +42,9 @@ pub struct Outcome {
     pub meta: Option<Box<RawValue>>,
     /// Its place in a stream; `None`: it came from elsewhere.
     pub entry: Option<String>,
+    /// It failed, but may have been executed, and to send it again is not safe: it has no key, and its method is not
+    /// idempotent.
+    pub maybe_executed: bool,
 }
 
 /// Why a row has no answer, or is given up.
@@ -124,21 +124,26 @@ impl Outcome {
         self.error.as_ref().is_some_and(|error| error.kind == UNKNOWN)
     }
 
+    /// Whether an attempt got through to where it may have been executed, and failed all the same: a 4xx refused it.
+    pub(super) fn went_through(&self) -> bool {
+        let refused = |status: StatusCode| status.is_client_error() || status.is_redirection();
+        let went = |attempt: &Attempt| attempt.sent() != SentState::NotSent && !attempt.status().is_some_and(refused);
+        !self.is_ok() && self.history.iter().any(went)
+    }
+
     /// Appends its line to `lines`: one JSON object, with its line feed. No control character stands in it as it is.
     pub fn write_line(&self, lines: &mut Vec<u8>) {
         let from = lines.len();
         // A Vec takes everything, and no map here has a key that is no string.
-        if serde_json::to_writer(&mut *lines, &self.line_form()).is_err() {
+        if self.write_to(lines).is_err() {
             lines.truncate(from);
-            return;
         }
-        // The first bytes of all that is escaped.
-        if lines[from..].iter().any(|byte| matches!(byte, 0x7f | 0xc2 | 0xd8 | 0xe2 | 0xef)) {
-            let clean = escaped(&String::from_utf8_lossy(&lines[from..]));
-            lines.truncate(from);
-            lines.extend_from_slice(clean.as_bytes());
-        }
-        lines.push(b'\n');
+    }
+
+    /// The same, piece by piece: the line is never there as a whole.
+    pub(super) fn write_to(&self, to: &mut impl io::Write) -> io::Result<()> {
+        serde_json::to_writer(Tame(&mut *to), &self.line_form())?;
+        to.write_all(b"\n")
     }
 
     fn line_form(&self) -> Line<'_> {
@@ -154,11 +159,12 @@ impl Outcome {
             waited_ms: millis(self.waited),
             headers: self.status.map(|_| Headers(&self.headers)),
             body,
-            body_base64: text.is_none().then(|| base64(&self.body)),
+            body_base64: text.is_none().then_some(Base64(&self.body)),
             error: self.error.as_ref(),
             idempotency_key: self.idempotency_key.as_deref(),
             meta: self.meta.as_deref(),
             entry: self.entry.as_deref(),
+            maybe_executed: self.maybe_executed.then_some(true),
             throttled: (self.throttled > 0).then_some(self.throttled),
             history: (self.attempts > 1).then(|| self.history.iter().map(Past::of).collect()),
         }
@@ -179,7 +185,7 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     body: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    body_base64: Option<String>,
+    body_base64: Option<Base64<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a Failure>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -188,6 +194,8 @@ struct Line<'a> {
     meta: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
     entry: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    maybe_executed: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     throttled: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -216,6 +224,21 @@ impl Past {
     }
 }
 
+struct Base64<'a>(&'a [u8]);
+
+impl Serialize for Base64<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for Base64<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A multiple of three: no padding within.
+        self.0.chunks(3 * 1024).try_for_each(|chunk| f.write_str(&base64(chunk)))
+    }
+}
+
 struct Headers<'a>(&'a HeaderMap);
 
 impl Serialize for Headers<'_> {
@@ -240,19 +263,33 @@ fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// JSON in which what terminals obey is written as escapes.
-fn escaped(json: &str) -> String {
-    let (mut clean, mut from) = (String::with_capacity(json.len() + 16), 0);
-    for (at, found) in json.match_indices(is_obeyed) {
-        clean.push_str(&json[from..at]);
-        for letter in found.chars() {
-            // Writing to a String does not fail.
-            let _ = write!(clean, "\\u{:04x}", u32::from(letter));
-        }
-        from = at + found.len();
+/// Writes what terminals obey as escapes; takes JSON in pieces that are text each, as serde_json writes it.
+struct Tame<W>(W);
+
+impl<W: io::Write> io::Write for Tame<W> {
+    fn write(&mut self, json: &[u8]) -> io::Result<usize> {
+        self.write_all(json).map(|()| json.len())
     }
-    clean.push_str(&json[from..]);
-    clean
+
+    fn write_all(&mut self, json: &[u8]) -> io::Result<()> {
+        // The first bytes of all that is escaped.
+        if !json.iter().any(|byte| matches!(byte, 0x7f | 0xc2 | 0xd8 | 0xe2 | 0xef)) {
+            return self.0.write_all(json);
+        }
+        let (json, mut from) = (String::from_utf8_lossy(json), 0);
+        for (at, found) in json.match_indices(is_obeyed) {
+            self.0.write_all(&json.as_bytes()[from..at])?;
+            for letter in found.chars() {
+                write!(self.0, "\\u{:04x}", u32::from(letter))?;
+            }
+            from = at + found.len();
+        }
+        self.0.write_all(&json.as_bytes()[from..])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// DEL and C1 controls (serde writes those below as escapes), and characters that turn, hide or break text.
@@ -273,6 +310,29 @@ fn is_obeyed(letter: char) -> bool {
 mod tests {
     use super::*;
 
+    impl Outcome {
+        /// For a test.
+        pub(in crate::bulk) fn blank() -> Self {
+            Self {
+                id: String::new(),
+                line: 1,
+                status: None,
+                headers: HeaderMap::new(),
+                body: Bytes::new(),
+                error: None,
+                attempts: 0,
+                throttled: 0,
+                elapsed: Duration::ZERO,
+                waited: Duration::ZERO,
+                history: Vec::new(),
+                idempotency_key: None,
+                meta: None,
+                entry: None,
+                maybe_executed: false,
+            }
+        }
+    }
+
     #[test]
     fn a_line_is_one_json_object_without_controls() {
         let outcome = Outcome {
@@ -281,15 +341,10 @@ mod tests {
             status: Some(StatusCode::OK),
             headers: [(SET_COOKIE, "secret".parse().unwrap())].into_iter().collect(),
             body: Bytes::from_static(b"\xff\x00"),
-            error: None,
             attempts: 1,
-            throttled: 0,
             elapsed: Duration::from_micros(1500),
-            waited: Duration::ZERO,
-            history: Vec::new(),
-            idempotency_key: None,
             meta: RawValue::from_string(r#"{"b":1,"a":2}"#.into()).ok(),
-            entry: None,
+            ..Outcome::blank()
         };
         let mut lines = Vec::new();
         outcome.write_line(&mut lines);

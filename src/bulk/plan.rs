@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::{
-    Job,
-    results::{Known, Table},
+    Job, results,
+    table::{Known, Table},
 };
 use crate::{Client, Key, Quota, Unit};
 
@@ -21,6 +21,8 @@ pub struct Plan {
     pub done: u64,
     /// Rows that make no sense.
     pub invalid: u64,
+    /// Of the rows that would be sent: those that failed in an earlier run, and may be executed twice.
+    pub repeats: u64,
     /// How long the configured limits make it take; `None`: there are none.
     pub estimate: Option<Duration>,
 }
@@ -63,8 +65,10 @@ const MOST_KEYS: usize = 100_000;
 impl Planning {
     /// Counts a row; whether it would be sent.
     pub(super) fn add(&mut self, client: &Client, job: &Job, known: Known, again: bool) -> bool {
+        let repeats = matches!(known, Known::Result(ended) if again && ended.maybe_executed);
+        self.plan.repeats += u64::from(repeats);
         match (known, &job.request) {
-            (Known::Result { ok }, _) if ok || !again => {
+            (Known::Result(ended), _) if ended.ok || !again => {
                 self.plan.done += 1;
                 return false;
             }
@@ -94,9 +98,9 @@ impl Planning {
 /// What the results say, without touching them.
 pub(super) fn table(path: &std::path::Path) -> io::Result<Table> {
     match std::fs::File::open(path) {
-        Ok(mut file) => Table::read(&mut file),
+        Ok(mut file) => results::table(&mut file).map_err(|error| results::named(path, &error)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Table::default()),
-        Err(error) => Err(super::results::named(path, &error)),
+        Err(error) => Err(results::named(path, &error)),
     }
 }
 

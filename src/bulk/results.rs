@@ -10,7 +10,10 @@ use std::{
 
 use serde::Deserialize;
 
-use super::files;
+use super::{
+    Outcome, files,
+    table::{self, Ended, Table},
+};
 
 /// Where result lines go.
 #[derive(Default)]
@@ -41,6 +44,8 @@ pub(super) struct Results {
     pub(super) sums: Sums,
     /// Lines that were replaced by later ones, or that are no results.
     stale: u64,
+    /// Why another run is not kept from them.
+    pub(super) unlocked: Option<io::Error>,
 }
 
 enum Sink {
@@ -56,6 +61,8 @@ pub(super) struct Sums {
     pub(super) failed: u64,
     pub(super) attempts: u64,
     pub(super) throttled: u64,
+    /// Rows that failed, and may be done twice if they are sent again.
+    pub(super) maybe_executed: u64,
 }
 
 /// What a line says that is needed again.
@@ -69,6 +76,14 @@ struct Line<'a> {
     attempts: u64,
     #[serde(default)]
     throttled: u64,
+    #[serde(default)]
+    maybe_executed: bool,
+}
+
+impl Line<'_> {
+    fn ended(&self) -> Ended {
+        Ended { ok: self.ok, maybe_executed: self.maybe_executed }
+    }
 }
 
 impl Results {
@@ -78,11 +93,11 @@ impl Results {
             Target::Writer(writer) => Sink::Writer(writer),
             Target::Path(path) => return Self::file(path, resume, fsync),
         };
-        Ok(Self { sink, table: Table::default(), sums: Sums::default(), stale: 0 })
+        Ok(Self { sink, table: Table::default(), sums: Sums::default(), stale: 0, unlocked: None })
     }
 
     fn file(path: PathBuf, resume: bool, fsync: bool) -> io::Result<Self> {
-        let mut file = files::private().read(true).write(true).create(true).truncate(false).open(&path)?;
+        let (mut file, unlocked) = files::open_alone(&path)?;
         let length = file.metadata()?.len();
         if length > 0 && !resume {
             let why = "it has results already: resume that run, or remove it";
@@ -92,20 +107,20 @@ impl Results {
             files::sync_folder(&path)?;
         }
         let (mut table, mut sums, mut stale) = (Table::default(), Sums::default(), 0);
-        let size = files::each_line(&mut file, |text| match serde_json::from_slice::<Line<'_>>(text) {
-            Ok(line) if Table::takes(line.line) => {
+        let size = each_result(&mut file, |_, line| match line {
+            Some(line) => {
                 sums.attempts += line.attempts;
                 sums.throttled += line.throttled;
-                stale += u64::from(sums.count(table.put(line.line, mark(&line.id), line.ok), line.ok));
+                stale += u64::from(sums.count(table.put(line.line, &line.id, line.ended()), line.ended()));
             }
-            _ => stale += 1,
+            None => stale += 1,
         })?;
         // The torn line of a run that was killed.
         if size < length {
             file.set_len(size)?;
         }
         file.seek(SeekFrom::Start(size))?;
-        Ok(Self { sink: Sink::File { path, file, size, fsync }, table, sums, stale })
+        Ok(Self { sink: Sink::File { path, file, size, fsync }, table, sums, stale, unlocked })
     }
 
     pub(super) fn is_file(&self) -> bool {
@@ -116,23 +131,35 @@ impl Results {
         matches!(self.sink, Sink::Nowhere)
     }
 
-    /// Appends lines; when that fails no part of them stays in a file.
-    pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+    /// Appends a line for each; when that fails no part of them stays in a file.
+    pub(super) fn write<'a>(&mut self, mut outcomes: impl Iterator<Item = &'a Outcome>) -> io::Result<()> {
         match &mut self.sink {
             Sink::Nowhere => Ok(()),
-            Sink::Writer(writer) => writer.write_all(lines).and_then(|()| writer.flush()),
+            Sink::Writer(writer) => {
+                let mut writer = io::BufWriter::with_capacity(1 << 16, writer);
+                outcomes.try_for_each(|outcome| outcome.write_to(&mut writer)).and_then(|()| writer.flush())
+            }
             Sink::File { file, size, fsync, .. } => {
-                files::append(file, lines, *size)?;
-                *size += lines.len() as u64;
+                *size = files::append(file, *size, |file| outcomes.try_for_each(|outcome| outcome.write_to(file)))?;
                 if *fsync { file.sync_data() } else { Ok(()) }
             }
         }
     }
 
+    /// Another run may go on with them.
+    pub(super) fn release(&self) {
+        if let Sink::File { file, .. } = &self.sink {
+            files::release(file);
+        }
+    }
+
     /// The row has its line.
-    pub(super) fn count(&mut self, line: u64, id: &str, ok: bool) {
-        let before = if self.is_file() { self.table.put(line, mark(id), ok) } else { None };
-        self.stale += u64::from(self.sums.count(before, ok));
+    pub(super) fn count(&mut self, outcome: &Outcome) {
+        self.sums.attempts += u64::from(outcome.attempts);
+        self.sums.throttled += u64::from(outcome.throttled);
+        let ended = Ended { ok: outcome.is_ok(), maybe_executed: outcome.maybe_executed };
+        let before = if self.is_file() { self.table.put(outcome.line, &outcome.id, ended) } else { None };
+        self.stale += u64::from(self.sums.count(before, ended));
     }
 
     /// Leaves the last line of each row; attempts and throttles of the lines that are gone.
@@ -146,8 +173,8 @@ impl Results {
         let copied = files::replace_with(path, *fsync, |new| {
             let mut new = io::BufWriter::new(new);
             let mut written = Ok(());
-            files::each_line(file, |text| {
-                let Ok(line) = serde_json::from_slice::<Line<'_>>(text) else { return };
+            each_result(file, |text, line| {
+                let Some(line) = line else { return };
                 match extra.get_mut(&line.line) {
                     Some(more) if *more > 0 => {
                         *more -= 1;
@@ -170,10 +197,9 @@ impl Results {
 /// Rows with several lines, and how many too many.
 fn repeated(file: &mut File) -> io::Result<HashMap<u64, u32>> {
     let (mut seen, mut extra) = (Table::default(), HashMap::new());
-    files::each_line(file, |text| {
-        if let Ok(line) = serde_json::from_slice::<Line<'_>>(text)
-            && Table::takes(line.line)
-            && seen.put(line.line, 1, line.ok).is_some()
+    each_result(file, |_, line| {
+        if let Some(line) = line
+            && seen.put(line.line, "", line.ended()).is_some()
         {
             *extra.entry(line.line).or_default() += 1;
         }
@@ -181,86 +207,46 @@ fn repeated(file: &mut File) -> io::Result<HashMap<u64, u32>> {
     Ok(extra)
 }
 
+/// Each line of a file of results, `None` if it is no result; where the last whole one ends.
+fn each_result(file: &mut File, mut each: impl FnMut(&[u8], Option<Line<'_>>)) -> io::Result<u64> {
+    let (mut number, mut wrong) = (0_u64, None);
+    let size = files::each_line(file, |text| {
+        number += 1;
+        match serde_json::from_slice::<Line<'_>>(text).ok() {
+            Some(line) if !table::is_line(line.line) => drop(wrong.get_or_insert((number, line.line))),
+            line => each(text, line),
+        }
+    })?;
+    let Some((number, line)) = wrong else { return Ok(size) };
+    let why =
+        format!("its line {number} is the result of a row {line}, which no input has: mend that line, or remove it");
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+/// What a file of results says of its rows.
+pub(super) fn table(file: &mut File) -> io::Result<Table> {
+    let mut table = Table::default();
+    each_result(file, |_, line| {
+        if let Some(line) = line {
+            table.put(line.line, &line.id, line.ended());
+        }
+    })?;
+    Ok(table)
+}
+
 impl Sums {
     /// Counts a row; whether it takes the place of an earlier result.
-    fn count(&mut self, before: Option<bool>, ok: bool) -> bool {
-        match before {
-            Some(true) => self.ok -= 1,
-            Some(false) => self.failed -= 1,
-            None => {}
+    fn count(&mut self, before: Option<Ended>, now: Ended) -> bool {
+        if let Some(before) = before {
+            self.ok -= u64::from(before.ok);
+            self.failed -= u64::from(!before.ok);
+            self.maybe_executed -= u64::from(before.maybe_executed);
         }
-        match ok {
-            true => self.ok += 1,
-            false => self.failed += 1,
-        }
+        self.ok += u64::from(now.ok);
+        self.failed += u64::from(!now.ok);
+        self.maybe_executed += u64::from(now.maybe_executed);
         before.is_some()
     }
-}
-
-/// Which rows have a result: a byte a row, by line.
-#[derive(Debug, Default)]
-pub(super) struct Table {
-    /// 0: none; else 7 bits of the id's hash, and the lowest for ok.
-    marks: Vec<u8>,
-}
-
-/// What the table knows of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
-    /// It has no result.
-    No,
-    /// It has one.
-    Result { ok: bool },
-    /// There is one for this line, of another row.
-    Other,
-}
-
-impl Table {
-    /// More lines than any file has are a sign of a broken one.
-    fn takes(line: u64) -> bool {
-        line > 0 && line < 1 << 34
-    }
-
-    /// Of the rows that have a result, or had one.
-    pub(super) fn last_line(&self) -> u64 {
-        (self.marks.len() as u64).saturating_sub(1)
-    }
-
-    /// From a file of results.
-    pub(super) fn read(file: &mut File) -> io::Result<Self> {
-        let mut table = Self::default();
-        files::each_line(file, |text| {
-            if let Ok(line) = serde_json::from_slice::<Line<'_>>(text)
-                && Self::takes(line.line)
-            {
-                table.put(line.line, mark(&line.id), line.ok);
-            }
-        })?;
-        Ok(table)
-    }
-
-    fn put(&mut self, line: u64, mark: u8, ok: bool) -> Option<bool> {
-        let place = usize::try_from(line).ok()?;
-        if self.marks.len() <= place {
-            self.marks.resize(place + 1, 0);
-        }
-        let before = std::mem::replace(&mut self.marks[place], mark << 1 | u8::from(ok));
-        (before != 0).then_some(before & 1 == 1)
-    }
-
-    pub(super) fn look(&self, line: u64, id: &str) -> Known {
-        let found = usize::try_from(line).ok().and_then(|place| self.marks.get(place)).copied().unwrap_or(0);
-        match found {
-            0 => Known::No,
-            found if found >> 1 == mark(id) => Known::Result { ok: found & 1 == 1 },
-            _ => Known::Other,
-        }
-    }
-}
-
-/// 1 to 127.
-fn mark(id: &str) -> u8 {
-    u8::try_from(super::hash(id.as_bytes()) % 127).unwrap_or(0) + 1
 }
 
 /// A file's own error, named.
@@ -271,6 +257,7 @@ pub(super) fn named(path: &Path, error: &io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bulk::table::Known;
 
     fn line(line: u64, ok: bool) -> String {
         format!("{{\"id\":\"r{line}\",\"line\":{line},\"ok\":{ok},\"attempts\":2}}\n")
@@ -283,17 +270,24 @@ mod tests {
         std::fs::write(&path, format!("{text}{{\"id\":\"r4\",\"li")).unwrap();
         let mut results = Results::open(Target::Path(path.clone()), true, false).unwrap();
         let looks: Vec<Known> = (1..5).map(|n| results.table.look(n, &format!("r{n}"))).collect();
-        let result = |ok| Known::Result { ok };
+        let result = |ok| Known::Result(Ended { ok, maybe_executed: false });
         assert_eq!(looks, [result(true), result(true), result(false), Known::No]);
         assert_eq!(results.table.look(1, "r7"), Known::Other);
         assert_eq!((results.sums.ok, results.sums.failed, results.sums.attempts), (2, 1, 8));
-        results.write(line(3, true).as_bytes()).unwrap();
-        results.count(3, "r3", true);
+        let good =
+            |line| Outcome { id: format!("r{line}"), line, status: Some(http::StatusCode::OK), ..Outcome::blank() };
+        results.write([good(3)].iter()).unwrap();
+        results.count(&good(3));
         assert_eq!(results.compact().unwrap(), (4, 0));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), [line(1, true), line(2, true), line(3, true)].concat());
+        let text = std::fs::read_to_string(&path).unwrap();
+        let last = text.strip_prefix(&[line(1, true), line(2, true)].concat()).unwrap();
+        assert!(
+            last.starts_with("{\"id\":\"r3\",\"line\":3,\"status\":200,\"ok\":true") && last.lines().count() == 1,
+            "{last}"
+        );
         assert_eq!((results.sums.ok, results.sums.failed), (3, 0));
-        results.write(line(5, true).as_bytes()).unwrap();
-        assert!(std::fs::read_to_string(&path).unwrap().ends_with(&line(5, true)));
+        results.write([good(5)].iter()).unwrap();
+        assert!(std::fs::read_to_string(&path).unwrap().strip_prefix(&text).unwrap().contains("r5"));
         std::fs::remove_file(path).unwrap();
     }
 

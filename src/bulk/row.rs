@@ -18,9 +18,11 @@ use super::{
     claim::Over,
     gate::{Gate, Standing, Ticket},
     outcome::Failure,
+    run::Start,
+    space::{Held, LONGEST, Space},
 };
 use crate::{
-    Attempt, Client, Error, Key, ResponseExt, Stop, clock,
+    Attempt, Error, Key, ResponseExt, Stop, clock,
     outgoing::{KeyFrom, Options, Overrides},
 };
 
@@ -54,17 +56,12 @@ pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Result<Bytes, Failure>,
+    held: Held,
     pub(super) attempts: Vec<Attempt>,
     pub(super) stop: Stop,
 }
 
 pub(super) type Flight = Pin<Box<dyn Future<Output = Landing> + Send>>;
-
-/// Up to this a body is read inside the attempt, so that a broken one is retried.
-const BUFFERED: usize = 8 << 20;
-
-/// A longer body is no result.
-const LONGEST: usize = 64 << 20;
 
 /// Attempts of a row that are kept.
 const HISTORY: usize = 20;
@@ -87,7 +84,7 @@ impl Row {
     }
 
     /// Its next round, under this ticket.
-    pub(super) fn fly(mut self, client: &Client, gate: &Arc<Gate>, ticket: Arc<Ticket>, now: Instant) -> Flight {
+    pub(super) fn fly(mut self, start: &Start, gate: &Arc<Gate>, ticket: Arc<Ticket>, now: Instant) -> Flight {
         self.started.get_or_insert(now);
         if let Some(claim) = &mut self.job.claim {
             claim.start();
@@ -95,7 +92,8 @@ impl Row {
         let request = self.request();
         let mut options = Options::from(Overrides {
             key: self.job.key,
-            buffered: Some(BUFFERED),
+            // Inside the attempt, so that a broken one is retried.
+            buffered: Some(start.space.each),
             idempotency_key: self.job.idempotency_key.clone().map(KeyFrom::Caller),
             escort: Some(Arc::<Ticket>::clone(&ticket)),
             ..Overrides::default()
@@ -103,7 +101,7 @@ impl Row {
         for (unit, units) in &self.job.units {
             options.state(unit.clone(), *units);
         }
-        let (client, gate) = (client.clone(), Arc::clone(gate));
+        let (client, space, gate) = (start.client.clone(), start.space.clone(), Arc::clone(gate));
         // Of this round, the rest of a long body included.
         let until = client.deadline().and_then(|whole| now.checked_add(whole));
         Box::pin(async move {
@@ -112,7 +110,7 @@ impl Row {
                 let mut request = client.outgoing(request?, options)?;
                 let response = client.run(&mut request).await?;
                 leaving.0.set_answered();
-                Ok(answer(response, until).await)
+                Ok(answer(response, &space, until).await)
             };
             let end = unless_stopped(call, &gate, &leaving.0).await;
             let standing = *leaving.0.standing();
@@ -147,9 +145,9 @@ impl Row {
     /// The end of the row.
     pub(super) fn over(mut self, answer: Option<Answer>, error: Option<Failure>, now: Instant) -> Over {
         let elapsed = self.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
-        let (status, headers, body) = match answer {
-            Some(answer) => (Some(answer.status), answer.headers, answer.body),
-            None => (None, HeaderMap::new(), Ok(Bytes::new())),
+        let (status, headers, body, held) = match answer {
+            Some(answer) => (Some(answer.status), answer.headers, answer.body, answer.held),
+            None => (None, HeaderMap::new(), Ok(Bytes::new()), Held::default()),
         };
         let (body, broken) = match body {
             Ok(body) => (body, None),
@@ -171,8 +169,9 @@ impl Row {
             idempotency_key: self.job.idempotency_key,
             meta: self.job.meta,
             entry: claim.as_ref().map(|claim| claim.entry.clone()),
+            maybe_executed: false,
         };
-        Over { outcome, claim }
+        Over { outcome, claim, _held: held }
     }
 }
 
@@ -206,20 +205,29 @@ async fn unless_stopped<F: Future>(call: F, gate: &Gate, ticket: &Ticket) -> Opt
     .await
 }
 
-async fn answer(mut response: Response, until: Option<Instant>) -> Answer {
+async fn answer(mut response: Response, space: &Space, until: Option<Instant>) -> Answer {
     let history = response.history();
     let (attempts, stop) = (history.attempts().to_vec(), history.stop());
     let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
     let late = || Err(Failure::new("deadline", "deadline of the row reached while its body was read"));
-    let body = clock::before(until, body(response)).await.unwrap_or_else(late);
-    Answer { status, headers, body, attempts, stop }
+    let mut held = Held::default();
+    let body = clock::before(until, body(response, space, &mut held)).await.unwrap_or_else(late);
+    if body.is_err() {
+        held = Held::default();
+    }
+    Answer { status, headers, body, held, attempts, stop }
 }
 
-async fn body(mut response: Response) -> Result<Bytes, Failure> {
+async fn body(mut response: Response, space: &Space, held: &mut Held) -> Result<Bytes, Failure> {
     let mut whole = BytesMut::new();
     let mut first = Bytes::new();
     loop {
-        match response.chunk().await {
+        let piece = clock::before(held.until(), response.chunk()).await;
+        if held.is_slow(space, whole.len(), clock::now()) {
+            return Err(Failure::new("body", "the body came too slowly while others waited for memory"));
+        }
+        let Some(piece) = piece else { continue };
+        match piece {
             Ok(None) if whole.is_empty() => return Ok(first),
             Ok(None) => return Ok(whole.freeze()),
             Ok(Some(chunk)) if first.is_empty() && whole.is_empty() => first = chunk,
@@ -232,5 +240,6 @@ async fn body(mut response: Response) -> Result<Bytes, Failure> {
         if whole.len() > LONGEST {
             return Err(Failure::new("body", "the body is longer than 64 MiB"));
         }
+        space.make(held, whole.len()).await;
     }
 }

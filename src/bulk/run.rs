@@ -32,6 +32,7 @@ use super::{
     round::{Again, again, key, nowhere, origin},
     row::{Answer, Flight, Landing, Row},
     rules::Rules,
+    space::Space,
 };
 use crate::{Client, Error, clock};
 
@@ -39,6 +40,7 @@ use crate::{Client, Error, clock};
 pub(super) struct Start {
     pub(super) client: Client,
     pub(super) concurrency: usize,
+    pub(super) space: Space,
     pub(super) keys: bool,
     pub(super) rules: Rules,
     pub(super) options: BTreeMap<String, String>,
@@ -156,6 +158,7 @@ impl<S: Stream<Item = Job>> Run<S> {
             self.line = books.last_line();
         }
         self.line = job.line.unwrap_or(self.line + 1);
+        books.check(self.line)?;
         let entry = match &job.claim {
             Some(claim) => books.enter_claimed(&job, claim, self.start.keys)?,
             None => books.enter(&job, self.line)?,
@@ -204,7 +207,7 @@ impl<S: Stream<Item = Job>> Run<S> {
             && let Some((row, waiting)) = self.lanes.next()
         {
             let ticket = self.gate.ticket(&row, waiting);
-            self.calls.push(row.fly(&self.start.client, &self.gate, ticket, now));
+            self.calls.push(row.fly(&self.start, &self.gate, ticket, now));
             (room, launched) = (room - 1, true);
         }
         launched
@@ -316,7 +319,9 @@ impl<S: Stream<Item = Job>> Run<S> {
     /// The row is over.
     fn over(&mut self, row: Row, answer: Option<Answer>, error: Option<Failure>, now: Instant) {
         let origin = row.origin;
-        let over = row.over(answer, error, now);
+        let is_repeatable = row.job.is_repeatable(self.start.client.key_header());
+        let mut over = row.over(answer, error, now);
+        over.outcome.maybe_executed = !is_repeatable && over.outcome.went_through();
         self.gate.with_stats(|stats| stats.over(&over.outcome, now));
         if let Some(end) = self.start.rules.over(&over.outcome, origin) {
             self.stop(end);
@@ -362,7 +367,7 @@ impl<S: Stream<Item = Job>> Run<S> {
     fn turn(&mut self, cx: &mut Context<'_>) -> io::Result<Option<Poll<Option<Outcome>>>> {
         self.confirm()?;
         loop {
-            if let Some(Over { outcome, claim }) = self.ready.pop_front() {
+            if let Some(Over { outcome, claim, .. }) = self.ready.pop_front() {
                 match claim {
                     Some(claim) if outcome.is_unknown() => claim.unknown(),
                     claim if self.books.as_ref().is_some_and(|books| !books.writes()) && !outcome.is_unknown() => {
@@ -417,6 +422,7 @@ impl<S: Stream<Item = Job>> Run<S> {
         let now = self.past();
         if let Some(books) = &mut self.books {
             books.close(now)?;
+            books.release();
         }
         self.end.get_or_insert_with(|| self.start.rules.at_end());
         Ok(())
@@ -427,6 +433,7 @@ impl<S: Stream<Item = Job>> Run<S> {
         self.gate.close();
         (self.jobs, self.closed, self.end) = (None, true, Some(End::Failed));
         self.calls.clear();
+        self.books.iter().for_each(Books::release);
         self.error = Some(error);
     }
 }

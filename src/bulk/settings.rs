@@ -8,9 +8,11 @@ use super::{
     Job, Run,
     books::{Books, Settings},
     plan::{self, Plan, Planning, Resolved},
-    results::{Table, Target},
+    results::Target,
     rules::Rules,
     run::Start,
+    space::Space,
+    table::Table,
 };
 use crate::Client;
 
@@ -69,19 +71,25 @@ impl Bulk {
 
     /// Most requests on the wire at once, in the whole run. Default 256; zero is an error of the run. Below it
     /// concurrency follows the limits: about rate × latency.
+    ///
+    /// Bodies of answers take 256 MiB at most, up to a concurrency of 2,048: 128 MiB are shared out evenly among the rows
+    /// on the wire, up to 8 MiB each; longer bodies share 64 MiB, and one of them more if it must. They wait for that
+    /// room unread, and while they do, one that brings less than 1 MiB in 5 s fails. A body that breaks off is fetched
+    /// again as long as its row's own part holds it. A row whose body is longer than 64 MiB fails.
     pub fn concurrency(self, concurrency: usize) -> Self {
         Self { concurrency, ..self }
     }
 
     /// Keeps a journal here, so that the run can be resumed. Without [`results`](Self::results) an outcome counts as
-    /// dealt with when the stream is polled again after it.
+    /// dealt with when the stream is polled again after it. One that another run is writing is an error of the run.
     pub fn journal(self, path: impl Into<PathBuf>) -> Self {
         Self { journal: Some(path.into()), ..self }
     }
 
     /// Writes result lines to this file, readable by its owner only, before the outcomes come out of the stream. It
     /// decides what is done when the run is resumed. A file that has results is an error of the run, unless it is
-    /// resumed.
+    /// resumed; one that another run is writing always is (on Unix; where its file system has no locks
+    /// [`Run::warnings`] says so).
     pub fn results(self, path: impl Into<PathBuf>) -> Self {
         Self { target: Target::Path(path.into()), ..self }
     }
@@ -99,7 +107,8 @@ impl Bulk {
     }
 
     /// As [`resume`](Self::resume), and rows that failed are sent again; their last result counts. A failed row may
-    /// have been executed, and is then executed twice unless it is keyed or idempotent.
+    /// have been executed, and is then executed twice unless it is keyed or idempotent:
+    /// [`Run::warnings`] says how many there are.
     pub fn retry_failed(self) -> Self {
         Self { resume: true, retry_failed: true, ..self }
     }
@@ -187,6 +196,7 @@ impl Bulk {
         let start = Start {
             client: self.client,
             concurrency: self.concurrency,
+            space: Space::new(self.concurrency),
             keys: self.keys,
             rules: self.rules,
             options: self.options,

@@ -26,6 +26,12 @@ impl<S> Run<S> {
         self.error.as_ref()
     }
 
+    /// What is worth knowing before the run is polled, a sentence each: how many rows it sends again that may be executed
+    /// twice, and files that cannot be kept from other runs.
+    pub fn warnings(&self) -> &[String] {
+        self.books.as_ref().map_or(&[], |books| books.warnings.as_slice())
+    }
+
     /// Totals, over all runs of a resumed job.
     pub fn summary(&self) -> Summary {
         let Some(books) = &self.books else { return Summary::default() };

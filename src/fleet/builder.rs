@@ -64,6 +64,12 @@ impl Fleet {
         self.hub.view().is_lost()
     }
 
+    /// Why the store is away at present, in words; `None` while it answers. No credential, and no text of the store's.
+    #[must_use]
+    pub fn why_lost(&self) -> Option<String> {
+        self.hub.view().why_lost()
+    }
+
     /// Processes that used the key of the latest exchange in the last 5 s, this one included; 0 before the first one.
     #[must_use]
     pub fn members(&self) -> u32 {
@@ -125,6 +131,10 @@ pub struct FleetBuilder {
 /// A store that is away while a fleet is made: after so long that is an error.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Of that, for its connection, and for a look at what is wrong.
+const REACH: Duration = Duration::from_secs(4);
+const LOOK: Duration = Duration::from_millis(4_900);
+
 impl FleetBuilder {
     /// What the names of all keys in the store begin with. Default `abide`; empty or with braces it is an error of
     /// `connect()`. Fleets of different names share nothing.
@@ -156,7 +166,8 @@ impl FleetBuilder {
     ///
     /// # Errors
     /// `is_builder`: a URL that makes no sense, a timeout of zero, a name that is empty or has braces, shares of zero
-    /// processes. `is_connect`: the store cannot be reached within 5 s.
+    /// processes. `is_connect`, within 5 s: the store cannot be reached, or refuses what a fleet asks (a replica, a full
+    /// memory, rights that are lacking, a URL of another kind of store); the source says why.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -177,28 +188,28 @@ impl FleetBuilder {
         let member = Uuid::new_v4();
         let names = Arc::new(Names::new(self.name, member.simple().to_string()));
         let store: Arc<str> = address.to_string().into();
-        let patient = Redis { address, names, timeout: PATIENCE };
-        let first = clock::before(clock::now().checked_add(PATIENCE), patient.connect(None)).await;
-        let first = first.ok_or_else(|| Error::store(&store, "no connection within 5 s"))?;
-        let connected = first.map_err(|lost| Error::store(&store, &lost.0))?;
+        let patient = Redis { address, names, timeout: REACH };
+        let first = clock::before(clock::now().checked_add(PATIENCE), first(&patient)).await;
+        let first = first.unwrap_or_else(|| Err(Lost("no answer within 5 s".into())));
+        let (connected, round_trip) = first.map_err(|lost| Error::store(&store, &lost.0))?;
         let place = Box::new(Redis { timeout: self.timeout.max(CONNECT), ..patient });
         let manners = Manners { timeout: self.timeout, reconnect: self.reconnect };
         let (seed, _) = member.as_u64_pair();
-        let round_trip = round_trip(&*connected).await.map_err(|lost| Error::store(&store, &lost.0))?;
         Ok(Fleet::start((place, connected), (self.on_loss, round_trip), manners, (store, seed)))
     }
 }
 
-/// The shortest of a few, in microseconds: others were held up somewhere.
-async fn round_trip(store: &dyn Store) -> Result<u64, Lost> {
+/// A store that has been tried out, and how far away it is, in microseconds: by the shortest of a few round trips, for
+/// others were held up somewhere.
+async fn first(place: &Redis) -> Result<(Box<dyn Store>, u64), Lost> {
+    let store = place.first(clock::now().checked_add(LOOK)).await?;
     let mut shortest = PATIENCE;
     for _ in 0..PINGS {
         let sent = clock::now();
-        let answer = clock::before(sent.checked_add(PATIENCE), store.ping()).await;
-        answer.unwrap_or_else(|| Err(Lost("no answer within 5 s".into())))?;
+        store.ping().await?;
         shortest = shortest.min(clock::now().saturating_duration_since(sent));
     }
-    Ok(u64::try_from(shortest.as_micros()).unwrap_or(u64::MAX))
+    Ok((store, u64::try_from(shortest.as_micros()).unwrap_or(u64::MAX)))
 }
 
 const PINGS: u32 = 5;

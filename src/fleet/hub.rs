@@ -1,7 +1,7 @@
 //! What the keys of a process and their fleet's task tell each other: who wants to be looked at, and how the store is.
 
 use std::sync::{
-    Arc, Weak,
+    Arc, Mutex, PoisonError, Weak,
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 use std::time::Duration;
@@ -29,6 +29,7 @@ pub(crate) struct View {
     epoch: Epoch,
     /// Zero while the store answers; else the tick, by the hub's epoch, at which it is tried again.
     lost_until: AtomicU64,
+    why: Mutex<Box<str>>,
     members: AtomicU32,
 }
 
@@ -43,6 +44,8 @@ pub(crate) struct Notice {
 /// A store whose task is gone will not come back; calls that are refused for it are told to ask again after so long.
 pub(super) const GONE: Duration = Duration::from_secs(1);
 
+pub(super) const NO_RUNTIME: &str = "the runtime that the fleet was connected on has ended";
+
 impl Hub {
     /// `round_trip`: to the store and back, in microseconds.
     pub(crate) fn new(
@@ -52,7 +55,7 @@ impl Hub {
     ) -> (Self, Arc<View>, mpsc::UnboundedReceiver<Notice>) {
         let (notices, receiver) = mpsc::unbounded_channel();
         let (lost_until, members) = (AtomicU64::new(0), AtomicU32::new(0));
-        let view = Arc::new(View { on_loss, epoch: Epoch::new(now), lost_until, members });
+        let view = Arc::new(View { on_loss, epoch: Epoch::new(now), lost_until, why: Mutex::default(), members });
         (Self { notices, view: Arc::clone(&view), round_trip }, view, receiver)
     }
 
@@ -69,7 +72,7 @@ impl Hub {
     pub(crate) fn notice(&self, notice: Notice, now: Instant) -> bool {
         let told = self.notices.send(notice).is_ok();
         if !told {
-            self.view.lose(now.checked_add(GONE).unwrap_or(now));
+            self.view.lose(now.checked_add(GONE).unwrap_or(now), NO_RUNTIME);
         }
         told
     }
@@ -88,8 +91,14 @@ impl View {
         self.lost_until.load(Ordering::Acquire) > 0
     }
 
+    pub(crate) fn why_lost(&self) -> Option<String> {
+        let why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_lost().then(|| why.to_string())
+    }
+
     /// It is tried again at `until`.
-    pub(crate) fn lose(&self, until: Instant) {
+    pub(crate) fn lose(&self, until: Instant, why: &str) {
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why.into();
         self.lost_until.store(self.epoch.tick(until).nanos().max(1), Ordering::Release);
     }
 

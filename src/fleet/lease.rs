@@ -217,6 +217,21 @@ impl Lease {
         }
     }
 
+    /// For permits whose lease soon ends `units` are leased anew: what they had goes back with the same request, so that
+    /// it counts once.
+    fn make_way(&mut self, mut units: u64, now: Tick) {
+        let soon = now.plus(self.lasts() / 4);
+        for batch in self.batches.iter_mut().filter(|batch| batch.until <= soon) {
+            let part = units.min(batch.units);
+            batch.units -= part;
+            units -= part;
+            if part > 0 {
+                self.returns.push((batch.slice, part));
+            }
+        }
+        self.batches.retain(|batch| batch.units > 0);
+    }
+
     /// Whether so little is left for the calls that are expected that it is time to ask.
     pub(crate) fn is_low(&self, held: u64, now: Tick) -> bool {
         let expected = self.demand.expected(self.lasts());
@@ -245,8 +260,12 @@ impl Lease {
         self.expire(now);
         self.demand.asked(now, self.lasts());
         let must = self.uncovered(held, now);
-        let free = self.unexpired(now).saturating_sub(held);
-        let want = waiting.saturating_add(self.demand.expected(self.lasts())).saturating_sub(free);
+        self.make_way(must, now);
+        let free = self.unexpired(now).saturating_sub(held.saturating_sub(must));
+        let expected = self.demand.expected(self.lasts());
+        // Calls come at random: with no more than the mean every other lease would be spent before it ends.
+        let expected = expected.saturating_add((expected / 2).isqrt());
+        let want = waiting.saturating_add(expected).saturating_sub(free);
         let need = need.saturating_sub(free).min(want);
         Line {
             id: self.id.clone(),
@@ -268,10 +287,13 @@ impl Lease {
     pub(crate) fn granted(&mut self, granted: &Granted, line: &Line, sent: Tick) {
         self.owed.settle(line.owed.iter().map(|(_, units)| units).sum());
         self.left = Some(granted.left);
-        if granted.units > 0 {
+        // Of the permits for which the lease is renewed these went out meanwhile.
+        let out = self.owed.units().min(line.must).min(granted.units);
+        self.owed.settle(out);
+        if granted.units > out {
             self.batches.push_back(Batch {
                 slice: granted.slice,
-                units: granted.units,
+                units: granted.units - out,
                 until: sent.plus(self.lasts()),
             });
         }
@@ -347,6 +369,10 @@ impl Sent {
 
     fn is_empty(&self) -> bool {
         self.slices.is_empty()
+    }
+
+    fn units(&self) -> u64 {
+        self.slices.iter().map(|(_, units)| units).sum()
     }
 
     fn last(&self) -> Tick {

@@ -11,7 +11,8 @@
 //! | `share` | when a key asks the store, and what holds while the store is away; pure |
 //! | `store` | what is asked of a store, and what it answers |
 //! | `hub` | what the keys and the task tell each other |
-//! | `link`, `redis` | where a store is, and how it is asked |
+//! | `address`, `link`, `redis` | where a store is, and how it is asked |
+//! | `cause`, `look` | why it is of no use, in words; what its URL has wrong |
 //! | `lease.lua` | the store's one decision, by the store's own clock |
 //! | `task` | the one task of a fleet: all of its I/O |
 //! | `builder` | the public face |
@@ -24,7 +25,13 @@ pub(crate) mod store;
 pub(crate) mod hub;
 
 #[cfg(feature = "redis")]
+mod address;
+#[cfg(feature = "redis")]
 pub(crate) mod link;
+#[cfg(feature = "redis")]
+mod cause;
+#[cfg(feature = "redis")]
+mod look;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]

@@ -2,10 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value, cmd};
+use futures_util::future::{select_ok, try_join_all};
+use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind, Value, cmd};
+use tokio::time::Instant;
 
 use super::{
-    link::{Address, Link},
+    address::{Address, Kind},
+    cause::cause,
+    link::Link,
     store::{Answer, Granted, Line, Lost, Reply, Request, Store},
     task::{Connecting, Place},
 };
@@ -14,6 +18,13 @@ pub(super) const SCRIPT: &str = include_str!("lease.lua");
 
 /// A process that did not use a key for so long is none of its members, in microseconds.
 const LIFE: u64 = 5_000_000;
+
+/// Keys that a new store is tried with: the digest of none looks like that. Their slots in a cluster lie in the middle of
+/// each quarter, so that no node of several has all of them.
+const PROBES: [&str; 4] = ["probe-un", "probe-qv", "probe-al", "probe-pn"];
+
+/// So long they are there, in microseconds.
+const PROBED: u64 = 1_000;
 
 /// Where the store is, and under what name this process uses it.
 #[derive(Clone, Debug)]
@@ -42,7 +53,8 @@ impl Names {
         let mut call = cmd(verb);
         let state = format!("{}:{{{}}}", self.prefix, request.key);
         call.arg(script).arg(2).arg(&state).arg(format!("{state}:members"));
-        call.arg(&self.member).arg(request.pause).arg(LIFE).arg(request.expected).arg(request.lines.len());
+        let life = if PROBES.contains(&request.key.as_str()) { PROBED } else { LIFE };
+        call.arg(&self.member).arg(request.pause).arg(life).arg(request.expected).arg(request.lines.len());
         request.lines.iter().for_each(|line| write(&mut call, line));
         call
     }
@@ -66,11 +78,34 @@ fn write(call: &mut Cmd, line: &Line) {
     }
 }
 
+impl Redis {
+    /// The first connection, with a store that is tried out: one that would refuse every exchange is none. An error
+    /// says what is wrong, as far as a second look tells, which ends at `until`.
+    pub(crate) async fn first(&self, until: Option<Instant>) -> Result<Box<dyn Store>, Lost> {
+        let told = async |error| Lost(self.address.why(&error, until).await.into());
+        let link = match self.address.connect(self.timeout, None).await {
+            Ok(link) => link,
+            Err(error) => return Err(told(error).await),
+        };
+        let store = Connected { link, names: Arc::clone(&self.names) };
+        let probes = PROBES.map(|key| store.ask(Request { key: key.to_owned(), ..Request::default() }));
+        let tried = match self.address.kind {
+            // It may do without one of its nodes.
+            Kind::Cluster => select_ok(probes.map(Box::pin)).await.map(drop),
+            Kind::One | Kind::Sentinel(_) => try_join_all(probes).await.map(drop),
+        };
+        match tried {
+            Ok(()) => Ok(Box::new(store)),
+            Err(error) => Err(told(error).await),
+        }
+    }
+}
+
 impl Place for Redis {
     fn connect(&self, key: Option<String>) -> Connecting {
         let place = self.clone();
         Box::pin(async move {
-            let link = place.address.connect(place.timeout, None).await.map_err(lost)?;
+            let link = place.address.connect(place.timeout, None).await.map_err(|error| lost(&error))?;
             let store = Connected { link, names: place.names };
             if let Some(key) = key {
                 let probe = store.exchange(&Request { key, ..Request::default() });
@@ -94,39 +129,36 @@ struct Connected {
     names: Arc<Names>,
 }
 
-impl Store for Connected {
-    fn exchange(&self, request: &Request) -> Answer<Reply> {
+impl Connected {
+    fn ask(&self, request: Request) -> impl Future<Output = RedisResult<Value>> + use<> {
         let mut link = self.link.clone();
-        let call = self.names.call("EVALSHA", &self.names.sha1, request);
-        let (names, request) = (Arc::clone(&self.names), request.clone());
-        Box::pin(async move {
-            let value: RedisResult<Value> = call.query_async(&mut link).await;
-            let value = match value {
-                Err(error) if error.kind() == ErrorKind::Server(redis::ServerErrorKind::NoScript) => {
+        let names = Arc::clone(&self.names);
+        async move {
+            let answer: RedisResult<Value> = names.call("EVALSHA", &names.sha1, &request).query_async(&mut link).await;
+            match answer {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                     names.call("EVAL", SCRIPT, &request).query_async(&mut link).await
                 }
-                value => value,
-            };
-            read(value.map_err(lost)?, request.lines.len())
-        })
+                answer => answer,
+            }
+        }
+    }
+}
+
+impl Store for Connected {
+    fn exchange(&self, request: &Request) -> Answer<Reply> {
+        let (lines, answer) = (request.lines.len(), self.ask(request.clone()));
+        Box::pin(async move { read(answer.await.map_err(|error| lost(&error))?, lines) })
     }
 
     fn ping(&self) -> Answer<()> {
         let mut link = self.link.clone();
-        Box::pin(async move { cmd("PING").query_async(&mut link).await.map_err(lost) })
+        Box::pin(async move { cmd("PING").query_async(&mut link).await.map_err(|error| lost(&error)) })
     }
 }
 
-/// What went wrong, by its kind: a server's text may repeat what it was sent. The system's words may be shown.
-fn lost(error: RedisError) -> Lost {
-    if error.kind() == ErrorKind::Io {
-        return Lost(error.to_string().into());
-    }
-    let what = error.category();
-    match error.code() {
-        Some(code) => Lost(format!("{what} ({code})").into()),
-        None => Lost(what.into()),
-    }
+fn lost(error: &RedisError) -> Lost {
+    Lost(cause(error).into())
 }
 
 pub(super) fn read(value: Value, lines: usize) -> Result<Reply, Lost> {

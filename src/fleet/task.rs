@@ -2,7 +2,7 @@
 //! the store is gone or back. It ends with the last clone of the fleet and the last limiter that uses it.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     future::{Future, poll_fn},
     pin::Pin,
     sync::{Arc, Weak},
@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    hub::{GONE, Notice, View},
+    hub::{GONE, NO_RUNTIME, Notice, View},
     store::{Lost, Reply, Request, Store},
 };
 use crate::{
@@ -62,7 +62,7 @@ pub(crate) struct Task {
     /// Keys that are looked at when an exchange under way is over.
     standing: VecDeque<Weak<Cell>>,
     /// Keys that are to be looked at when the store is back.
-    asking: Vec<Weak<Cell>>,
+    asking: Asking<Cell>,
     timers: Timers,
     timer: Pin<Box<Sleep>>,
     rng: SmallRng,
@@ -131,7 +131,7 @@ impl Task {
             link: Link::Up { store, since: now },
             flights: FuturesUnordered::new(),
             standing: VecDeque::new(),
-            asking: Vec::new(),
+            asking: Asking::default(),
             timers: Timers::default(),
             timer: Box::pin(clock::sleep_until(now)),
             rng: SmallRng::seed_from_u64(seed),
@@ -206,7 +206,7 @@ impl Task {
         cell.lock().set_store(state, members, epoch.tick(now), &mut wakes);
         wakes.into_iter().for_each(Waker::wake);
         let Link::Up { store, .. } = &self.link else {
-            self.asking.push(Weak::clone(weak));
+            self.asking.add(Weak::clone(weak));
             return;
         };
         if self.flights.len() >= AT_ONCE {
@@ -243,7 +243,7 @@ impl Task {
             }
             Err(lost) => {
                 told_metrics("failed", flight.sent);
-                self.asking.push(flight.cell);
+                self.asking.add(flight.cell);
                 self.lose(&lost, Some(flight.request.key), failures);
             }
         }
@@ -259,18 +259,18 @@ impl Task {
             Link::Down { .. } | Link::Trying { .. } => return,
         }
         tracing::warn!(target: "abide", store = %self.place.name(), why = %lost.0, "store lost");
-        self.wait(key, failures);
+        self.wait(lost, key, failures);
         let flights = std::mem::take(&mut self.flights);
-        self.asking.extend(flights.into_iter().map(|airborne| airborne.cell));
+        flights.into_iter().for_each(|airborne| self.asking.add(airborne.cell));
         self.rouse();
     }
 
-    fn wait(&mut self, key: Option<String>, failures: &mut u32) {
+    fn wait(&mut self, lost: &Lost, key: Option<String>, failures: &mut u32) {
         let wait = self.manners.reconnect.wait(*failures, None, &mut self.rng);
         *failures = failures.saturating_add(1);
         let now = clock::now();
         let until = now.checked_add(wait).unwrap_or(now);
-        self.view.lose(until);
+        self.view.lose(until, &lost.0);
         self.link = Link::Down { until, key };
     }
 
@@ -288,7 +288,7 @@ impl Task {
             }
             Err(lost) => {
                 tracing::debug!(target: "abide", store = %self.place.name(), why = %lost.0, "store still away");
-                self.wait(key, failures);
+                self.wait(&lost, key, failures);
             }
         }
     }
@@ -296,7 +296,7 @@ impl Task {
     /// Every key that has to do with the store learns how it is now, and says what it wants.
     fn rouse(&mut self) {
         let timed = std::mem::take(&mut self.timers);
-        let asking = std::mem::take(&mut self.asking).into_iter().chain(std::mem::take(&mut self.standing));
+        let asking = std::mem::take(&mut self.asking).cells.into_iter().chain(std::mem::take(&mut self.standing));
         let cells: Vec<Weak<Cell>> = asking.chain(timed.cells()).collect();
         for weak in cells {
             let Some(cell) = weak.upgrade() else { continue };
@@ -341,15 +341,46 @@ const ON_TIME: Duration = Duration::from_millis(3);
 impl Drop for Task {
     fn drop(&mut self) {
         let now = clock::now();
-        self.view.lose(now.checked_add(GONE).unwrap_or(now));
+        self.view.lose(now.checked_add(GONE).unwrap_or(now), NO_RUNTIME);
         self.link = Link::Down { until: now, key: None };
         let flights = std::mem::take(&mut self.flights);
-        self.asking.extend(flights.into_iter().map(|airborne| airborne.cell));
+        flights.into_iter().for_each(|airborne| self.asking.add(airborne.cell));
         let timed = std::mem::take(&mut self.timers);
-        let asking = self.asking.drain(..).chain(self.standing.drain(..));
+        let asking = std::mem::take(&mut self.asking).cells.into_iter().chain(self.standing.drain(..));
         for cell in asking.chain(timed.cells()).filter_map(|cell| cell.upgrade()) {
             cell.with(|_, _| ());
         }
+    }
+}
+
+/// Keys that wait for the store, once each, in the order of their asking; those that are gone meanwhile are let go before
+/// they are many.
+struct Asking<T> {
+    cells: Vec<Weak<T>>,
+    /// Their addresses, which last as long as the weak ones.
+    known: HashSet<usize>,
+    swept: usize,
+}
+
+/// Fewer are not looked through.
+const FEW: usize = 64;
+
+impl<T> Asking<T> {
+    fn add(&mut self, cell: Weak<T>) {
+        if self.cells.len() >= 2 * self.swept + FEW {
+            self.cells.retain(|cell| cell.strong_count() > 0);
+            self.known = self.cells.iter().map(address).collect();
+            self.swept = self.cells.len();
+        }
+        if self.known.insert(address(&cell)) {
+            self.cells.push(cell);
+        }
+    }
+}
+
+impl<T> Default for Asking<T> {
+    fn default() -> Self {
+        Self { cells: Vec::new(), known: HashSet::new(), swept: 0 }
     }
 }
 
@@ -392,7 +423,7 @@ impl Timers {
     }
 }
 
-fn address(cell: &Weak<Cell>) -> usize {
+fn address<T>(cell: &Weak<T>) -> usize {
     Weak::as_ptr(cell).addr()
 }
 
@@ -405,3 +436,24 @@ fn told_metrics(outcome: &'static str, sent: Instant) {
 
 #[cfg(not(feature = "metrics"))]
 fn told_metrics(_: &'static str, _: Instant) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keys come and go while the store is away.
+    #[test]
+    fn keys_that_are_gone_do_not_wait_for_the_store() {
+        let mut asking = Asking::default();
+        let live: Vec<Arc<u32>> = (0..100).map(Arc::new).collect();
+        let mut most = 0;
+        for number in 0..10_000 {
+            asking.add(Arc::downgrade(&Arc::new(number)));
+            live.iter().for_each(|cell| asking.add(Arc::downgrade(cell)));
+            most = most.max(asking.cells.len());
+        }
+        assert!(most <= 2 * 100 + FEW, "{most}");
+        let waiting = asking.cells.iter().filter_map(Weak::upgrade);
+        assert!(waiting.map(|cell| *cell).eq(0..100), "once each, in order");
+    }
+}

@@ -173,6 +173,24 @@ async fn closed_refuses_at_once_and_open_lets_all_out() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fleet_says_why_its_store_is_away() {
+    let memory = Memory::new(ms(1));
+    let fleet = fleet(&memory, 1, StoreLoss::Open);
+    let limiter = Limiter::builder().quota(Quota::per_second(4)).fleet(fleet.clone()).build().unwrap();
+    limiter.acquire(&Key::from("key"), 1, None).await.unwrap().commit();
+    assert_eq!(fleet.why_lost(), None);
+    memory.books().down = true;
+    sleep(SECOND).await;
+    limiter.acquire(&Key::from("key"), 1, None).await.unwrap().commit();
+    assert_eq!(fleet.why_lost().unwrap(), "no answer within the timeout");
+    sleep(2 * SECOND).await;
+    assert_eq!(fleet.why_lost().unwrap(), "refused");
+    memory.books().down = false;
+    sleep(2 * SECOND).await;
+    assert_eq!((fleet.why_lost(), fleet.is_lost()), (None, false));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pause_of_one_is_known_to_all() {
     let (memory, key) = (Memory::new(ms(1)), Key::from("key"));
     for quota in [None, Some(Quota::per_second(100))] {
@@ -246,6 +264,28 @@ async fn what_is_held_for_long_counts_when_it_is_sent() {
     calls.join_all().await;
     let most = log.most(SECOND, began, began + 6 * SECOND);
     assert!(most <= 20, "{most}");
+}
+
+/// A lease that is renewed under a permit takes the place of the old one, here and in the store.
+#[tokio::test(start_paused = true)]
+async fn what_is_held_for_long_counts_once() {
+    let (memory, key) = (Memory::new(ms(1)), Key::from("key"));
+    let quota = Some(Quota::window(4, SECOND).burst(4));
+    let [one, other] = [1, 2].map(|member| limiter(&memory, member, quota.clone(), StoreLoss::default()));
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(one.acquire(&key, 1, None).await.unwrap());
+    }
+    for _ in 0..2_000 {
+        assert!(one.try_acquire(&key, 1).is_err(), "a fifth of four");
+        sleep(ms(1)).await;
+    }
+    drop(held.split_off(2));
+    sleep(2 * SECOND).await;
+    for _ in 0..2 {
+        let late = Some(clock::now() + 2 * SECOND);
+        held.push(other.acquire(&key, 1, late).await.expect("two of four are free"));
+    }
 }
 
 #[tokio::test(start_paused = true)]

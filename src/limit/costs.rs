@@ -33,9 +33,14 @@ impl Costs {
 
     #[inline]
     pub(crate) fn get(&self, unit: &Unit) -> u64 {
-        if *unit == Unit::Requests {
-            return self.requests.into();
+        match unit {
+            Unit::Requests => self.requests.into(),
+            unit => self.other(unit),
         }
+    }
+
+    #[cold]
+    fn other(&self, unit: &Unit) -> u64 {
         self.others().iter().find(|(known, _)| known == unit).map_or(0, |(_, cost)| u64::from(*cost))
     }
 
@@ -66,9 +71,17 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
+    #[inline]
     pub(crate) fn add(&mut self, costs: &Costs) {
         self.requests = self.requests.saturating_add(costs.requests.into());
-        for (unit, cost) in costs.others() {
+        if let Some(others) = &costs.others {
+            self.add_others(others);
+        }
+    }
+
+    #[cold]
+    fn add_others(&mut self, others: &[(Unit, u32)]) {
+        for (unit, cost) in others {
             match self.others.iter_mut().find(|(known, _)| known == unit) {
                 Some((_, sum)) => *sum = sum.saturating_add((*cost).into()),
                 None => self.others.push((unit.clone(), (*cost).into())),
@@ -76,9 +89,17 @@ impl Sums {
         }
     }
 
+    #[inline]
     pub(crate) fn sub(&mut self, costs: &Costs) {
         self.requests = self.requests.saturating_sub(costs.requests.into());
-        for (unit, cost) in costs.others() {
+        if let Some(others) = &costs.others {
+            self.sub_others(others);
+        }
+    }
+
+    #[cold]
+    fn sub_others(&mut self, others: &[(Unit, u32)]) {
+        for (unit, cost) in others {
             if let Some((_, sum)) = self.others.iter_mut().find(|(known, _)| known == unit) {
                 *sum = sum.saturating_sub((*cost).into());
             }

@@ -94,9 +94,9 @@ impl Acquire {
             return turn;
         }
         let route = self.route;
-        let entered = self.limiter.with(&self.key, now, |cell, state, wakes| {
+        let entered = self.limiter.with(&self.key, now, |state, wakes| {
             let stage = state.group_of(route, now).map_or(Stage::Passed, |group| Stage::Route { group, seq: NEW });
-            (Arc::clone(cell), advance(state, stage, (want, waker), now, wakes))
+            advance(state, stage, (want, waker), now, wakes)
         });
         let Some((cell, (turn, stage))) = entered else {
             return Turn::Refused { why: Why::Full, retry_at: None };
@@ -228,8 +228,9 @@ impl fmt::Debug for Acquire {
 /// The right to send one attempt.
 ///
 /// From the grant on it is *held*: it counts against every quota, but only [`commit`](Self::commit) says that the
-/// attempt goes on the wire, at that instant. Keep it until the response's body is done: dropping it frees the slot of
-/// [`max_in_flight`](super::LimiterBuilder::max_in_flight).
+/// attempt goes on the wire, at that instant. As many as a quota's burst, held and not committed, may keep all further
+/// ones of the key waiting; in a [fleet](crate::guide::fleet) also those of the other processes. Keep a permit until the
+/// response's body is done: dropping it frees the slot of [`max_in_flight`](super::LimiterBuilder::max_in_flight).
 #[must_use = "a permit that is dropped before commit() is given back in full"]
 pub struct Permit {
     cell: Arc<Cell>,

@@ -58,19 +58,21 @@ impl Guard {
     }
 
     /// Books a commit at `now`.
+    #[inline]
     pub(crate) fn commit(&mut self, units: u64, now: Tick) {
-        let slice = self.slice();
-        let end = Tick::from_nanos((now.nanos() / slice).saturating_add(1).saturating_mul(slice));
         self.used = self.used.saturating_add(units);
         match self.slices.back_mut() {
-            Some((last, count)) if *last >= end => {
-                *count = count.saturating_add(units);
-            }
-            _ => {
-                self.grow();
-                self.slices.push_back((end, units));
-            }
+            Some((end, count)) if *end > now => *count = count.saturating_add(units),
+            _ => self.begin_slice(units, now),
         }
+    }
+
+    #[cold]
+    fn begin_slice(&mut self, units: u64, now: Tick) {
+        let slice = self.slice();
+        let end = Tick::from_nanos((now.nanos() / slice).saturating_add(1).saturating_mul(slice));
+        self.grow();
+        self.slices.push_back((end, units));
     }
 
     /// A full ring needs 65 places and no more.
@@ -95,7 +97,15 @@ impl Guard {
     }
 
     /// Forgets what no longer counts at `now`.
+    #[inline]
     pub(crate) fn expire(&mut self, now: Tick) {
+        if self.slices.front().is_some_and(|(end, _)| end.plus(self.window) <= now) {
+            self.drop_slices(now);
+        }
+    }
+
+    #[cold]
+    fn drop_slices(&mut self, now: Tick) {
         let counts_for = self.slice().saturating_mul(SLICES);
         while let Some(&(end, count)) = self.slices.front() {
             if end.plus(counts_for) > now {
@@ -111,10 +121,13 @@ impl Guard {
     }
 
     /// Units of the limit that others are believed to hold at `at`: what was told, falling to zero over a window.
+    #[inline]
     pub(crate) fn others(&self, at: Tick) -> u64 {
-        if self.others == 0 {
-            return 0;
-        }
+        if self.others == 0 { 0 } else { self.others_left(at) }
+    }
+
+    #[cold]
+    fn others_left(&self, at: Tick) -> u64 {
         let left = self.window.saturating_sub(at.since(self.others_at));
         let held = (u128::from(self.others) * u128::from(left)).div_ceil(u128::from(self.window));
         u64::try_from(held).unwrap_or(u64::MAX)
@@ -125,6 +138,7 @@ impl Guard {
     }
 
     /// Units that may still be granted at `at`, given what is held; exact only when expired up to `at`.
+    #[inline]
     pub(crate) fn room(&self, held: u64, at: Tick) -> u64 {
         if at < self.blocked {
             return 0;

@@ -25,7 +25,8 @@ use sha2::{Digest, Sha256};
 /// ```
 #[derive(Clone, Copy)]
 pub struct Key {
-    bits: u128,
+    /// Two halves: as one number they would take the room of its alignment wherever a key is kept.
+    bits: [u64; 2],
     #[cfg(feature = "redis")]
     digest: [u8; 32],
 }
@@ -40,30 +41,30 @@ impl Eq for Key {}
 
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u128(self.bits);
+        state.write_u64(self.bits[1]);
     }
 }
 
 impl Key {
     /// From several parts, told apart by their lengths.
     pub(crate) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let mut one = hasher();
+        let mut hasher = hasher();
         #[cfg(feature = "redis")]
         let mut digest = Sha256::new();
         for part in parts {
-            one.write_usize(part.len());
-            one.write(part);
+            hasher.write_usize(part.len());
+            hasher.write(part);
             #[cfg(feature = "redis")]
             {
                 digest.update((part.len() as u64).to_be_bytes());
                 digest.update(part);
             }
         }
-        // No text of parts goes on like this: the halves are hashes of two texts.
-        let mut two = one.clone();
-        two.write_u8(b'2');
+        // The second half is of one byte more: with a key that nobody knows it says nothing about the first.
+        let first = hasher.finish();
+        hasher.write_u8(0);
         Self {
-            bits: (u128::from(one.finish()) << 64) | u128::from(two.finish()),
+            bits: [first, hasher.finish()],
             #[cfg(feature = "redis")]
             digest: digest.finalize().into(),
         }
@@ -77,11 +78,11 @@ impl Key {
 
     /// Eight hexadecimal digits that name the key in logs and events.
     fn short(self) -> u32 {
-        u32::try_from(self.bits >> 96).unwrap_or_default()
+        u32::try_from(self.bits[0] >> 32).unwrap_or_default()
     }
 
     /// Well mixed bits, for a map.
-    pub(crate) const fn bits(self) -> u128 {
+    pub(crate) const fn bits(self) -> [u64; 2] {
         self.bits
     }
 }

@@ -10,6 +10,8 @@ use std::{
     task::Waker,
 };
 
+use tokio::time::Instant;
+
 /// A test of all interleavings puts its own lock in the place of std's.
 #[cfg(all(test, abide_loom))]
 use loom::sync::{Mutex as StateLock, MutexGuard};
@@ -162,32 +164,35 @@ impl Cell {
     /// Runs pure code under the lock, then wakes whom it names, outside of it.
     pub(crate) fn with<R>(self: &Arc<Self>, run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R) -> R {
         let mut wakes = Vec::new();
-        let out = match &self.config.hub {
-            None => run(&mut self.lock(), &mut wakes),
-            Some(hub) => self.with_store(hub, run, &mut wakes),
-        };
-        wakes.into_iter().for_each(Waker::wake);
+        let fleet = self.config.hub.as_deref().map(|hub| (hub, clock::now()));
+        let mut state = self.lock();
+        if let Some((hub, at)) = fleet {
+            self.look_at_store(hub, &mut state, at, &mut wakes);
+        }
+        let out = run(&mut state, &mut wakes);
+        if let Some((hub, at)) = fleet {
+            self.tell_task(hub, &mut state, at, &mut wakes);
+        }
+        drop(state);
+        if !wakes.is_empty() {
+            wakes.into_iter().for_each(Waker::wake);
+        }
         out
     }
 
-    /// Before: how the store is. After: whether the fleet's task has to look at this key.
-    fn with_store<R>(
-        self: &Arc<Self>,
-        hub: &Hub,
-        run: impl FnOnce(&mut KeyState, &mut Vec<Waker>) -> R,
-        wakes: &mut Vec<Waker>,
-    ) -> R {
-        let (epoch, at) = (self.config.epoch, clock::now());
-        let now = epoch.tick(at);
-        let mut state = self.lock();
-        state.set_store(hub.view().state(epoch), hub.view().members(), now, wakes);
-        let out = run(&mut state, wakes);
-        let Some(due) = state.notice(now) else { return out };
+    fn look_at_store(&self, hub: &Hub, state: &mut KeyState, at: Instant, wakes: &mut Vec<Waker>) {
+        let epoch = self.config.epoch;
+        state.set_store(hub.view().state(epoch), hub.view().members(), epoch.tick(at), wakes);
+    }
+
+    /// Whether the fleet's task has to look at this key.
+    fn tell_task(self: &Arc<Self>, hub: &Hub, state: &mut KeyState, at: Instant, wakes: &mut Vec<Waker>) {
+        let epoch = self.config.epoch;
+        let Some(due) = state.notice(epoch.tick(at)) else { return };
         let when = if let Due::At(tick) = due { Some(epoch.instant(tick)) } else { None };
         if !hub.notice(Notice { cell: Arc::downgrade(self), at: when }, at) {
-            state.set_store(hub.view().state(epoch), hub.view().members(), now, wakes);
+            self.look_at_store(hub, state, at, wakes);
         }
-        out
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, KeyState> {
@@ -200,7 +205,7 @@ impl Cell {
 pub(crate) struct Keyed {
     cells: RwLock<HashMap<Key, Arc<Cell>, BuildHasherDefault<Mixed>>>,
     /// Keys by the second at which they are looked at again.
-    due: Mutex<BTreeMap<u64, Vec<Key>>>,
+    due: Mutex<BTreeMap<u64, Vec<Arc<Cell>>>>,
 }
 
 /// So many due keys are looked at when a key comes in.
@@ -210,11 +215,8 @@ const PER_TOUCH: usize = 4;
 const BUSY: u64 = 10 * SECOND;
 
 impl Keyed {
-    /// The cell of a key, made if it is new; none if all places are taken by keys that still matter.
-    pub(crate) fn cell(&self, key: &Key, config: &Arc<Config>, now: Tick) -> Option<Arc<Cell>> {
-        if let Some(cell) = self.get(key) {
-            return Some(cell);
-        }
+    /// The cell of a new key; none if all places are taken by keys that still matter.
+    fn insert(&self, key: &Key, config: &Arc<Config>, now: Tick) -> Option<Arc<Cell>> {
         self.sweep(now, PER_TOUCH);
         if self.len() >= config.max_keys {
             self.sweep(now, usize::MAX);
@@ -229,10 +231,11 @@ impl Keyed {
         let cell = Arc::new(Cell::new(*key, config, now));
         cells.insert(*key, Arc::clone(&cell));
         drop(cells);
-        self.look_again(*key, now.plus(SECOND));
+        self.look_again(Arc::clone(&cell), now.plus(SECOND));
         Some(cell)
     }
 
+    #[inline]
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Cell>> {
         self.cells.read().unwrap_or_else(PoisonError::into_inner).get(key).map(Arc::clone)
     }
@@ -241,33 +244,32 @@ impl Keyed {
         self.cells.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Runs pure code on the live state of a key; none if there is no place for it.
+    /// Runs pure code on the live state of a key, and gives its cell too; none if there is no place for it.
     pub(crate) fn with<R>(
         &self,
         key: &Key,
         config: &Arc<Config>,
         now: Tick,
-        mut run: impl FnMut(&Arc<Cell>, &mut KeyState, &mut Vec<Waker>) -> R,
-    ) -> Option<R> {
+        mut run: impl FnMut(&mut KeyState, &mut Vec<Waker>) -> R,
+    ) -> Option<(Arc<Cell>, R)> {
         loop {
-            let cell = self.cell(key, config, now)?;
-            let done = cell.with(|state, wakes| (!state.gone).then(|| run(&cell, state, wakes)));
-            if done.is_some() {
-                return done;
+            let cell = self.get(key).or_else(|| self.insert(key, config, now))?;
+            let done = cell.with(|state, wakes| (!state.gone).then(|| run(state, wakes)));
+            if let Some(done) = done {
+                return Some((cell, done));
             }
         }
     }
 
-    fn look_again(&self, key: Key, at: Tick) {
+    fn look_again(&self, cell: Arc<Cell>, at: Tick) {
         let second = at.nanos() / SECOND + 1;
-        self.due.lock().unwrap_or_else(PoisonError::into_inner).entry(second).or_default().push(key);
+        self.due.lock().unwrap_or_else(PoisonError::into_inner).entry(second).or_default().push(cell);
     }
 
     /// Looks at up to `most` keys that are due, in the order in which they are; those of which nothing matters leave.
     pub(crate) fn sweep(&self, now: Tick, most: usize) {
         for _ in 0..most {
-            let Some(key) = self.next_due(now) else { return };
-            let Some(cell) = self.get(&key) else { continue };
+            let Some(cell) = self.next_due(now) else { return };
             let rests = {
                 let mut state = cell.lock();
                 state.scope.advance(now);
@@ -277,21 +279,21 @@ impl Keyed {
                 rests
             };
             if rests <= now {
-                self.cells.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+                self.cells.write().unwrap_or_else(PoisonError::into_inner).remove(&cell.key);
             } else {
-                self.look_again(key, if rests == Tick::NEVER { now.plus(BUSY) } else { rests });
+                self.look_again(cell, if rests == Tick::NEVER { now.plus(BUSY) } else { rests });
             }
         }
     }
 
-    fn next_due(&self, now: Tick) -> Option<Key> {
+    fn next_due(&self, now: Tick) -> Option<Arc<Cell>> {
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         let mut first = due.first_entry().filter(|first| *first.key() <= now.nanos() / SECOND)?;
-        let key = first.get_mut().pop();
+        let cell = first.get_mut().pop();
         if first.get().is_empty() {
             first.remove();
         }
-        key
+        cell
     }
 }
 
@@ -310,7 +312,7 @@ impl Hasher for Mixed {
         }
     }
 
-    fn write_u128(&mut self, bits: u128) {
-        self.0 = u64::try_from(bits & u128::from(u64::MAX)).unwrap_or_default();
+    fn write_u64(&mut self, bits: u64) {
+        self.0 = bits;
     }
 }

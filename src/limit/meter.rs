@@ -101,28 +101,32 @@ impl Meter {
         self.held
     }
 
-    /// Books all that happened by itself up to `now`. While the guard is full the pace fills to one unit only, counted
-    /// from the instant at which the guard frees: saving up would echo the first burst in every window, saving nothing
-    /// would cost a unit a window.
+    /// Books all that happened by itself up to `now`.
+    #[inline]
     pub(crate) fn advance(&mut self, now: Tick, waiting: bool) {
-        if let Some(end) = self.allowance.map(|allowance| allowance.until).filter(|until| *until <= now) {
-            // A reset may have been rounded: go on at the pace, not in a burst.
-            self.allowance = None;
-            self.pace.fill(end, self.held, waiting);
-            self.pace.cut_to_one();
+        if self.allowance.is_some_and(|allowance| allowance.until <= now) {
+            self.end_allowance(waiting);
         }
         if let Some(guard) = &mut self.guard {
-            let at = self.pace.at();
-            if guard.room(self.held, at) == 0 {
-                let frees = guard.free_at(1, self.held, at);
-                self.pace.fill_to_one(now.min(frees), self.held);
+            if guard.room(self.held, self.pace.at()) == 0 {
+                fill_behind(guard, &mut self.pace, self.held, now);
             }
             guard.expire(now);
         }
         self.pace.fill(now, self.held, waiting);
     }
 
+    /// A reset may have been rounded: go on at the pace, not in a burst.
+    #[cold]
+    fn end_allowance(&mut self, waiting: bool) {
+        if let Some(Allowance { until, .. }) = self.allowance.take() {
+            self.pace.fill(until, self.held, waiting);
+            self.pace.cut_to_one();
+        }
+    }
+
     /// Whether `cost` can be held now; call [`advance`](Self::advance) first.
+    #[inline]
     pub(crate) fn is_ready(&self, cost: u64, now: Tick) -> bool {
         if let Some(lease) = self.sole() {
             return cost == 0 || lease.free(self.held, now) >= cost;
@@ -141,6 +145,7 @@ impl Meter {
 
     /// Whether `cost` can never be granted: above the window's units, or above a bucket's burst. The burst of a rate
     /// that was learned is no promise of the server.
+    #[inline]
     pub(crate) fn is_never(&self, cost: u64) -> bool {
         if let Some(lease) = &self.lease {
             // Of the whole fleet's quota: while the store is away the share is less, but that passes.
@@ -154,6 +159,7 @@ impl Meter {
         }
     }
 
+    #[inline]
     pub(crate) fn hold(&mut self, cost: u64) {
         self.pace.take(cost);
         self.held += cost;
@@ -166,6 +172,7 @@ impl Meter {
     }
 
     /// What was held goes on the wire at `now`.
+    #[inline]
     pub(crate) fn commit(&mut self, cost: u64, now: Tick) {
         self.note_slack(cost, now);
         self.held -= cost.min(self.held);
@@ -317,6 +324,14 @@ impl Meter {
         let leased = self.lease().map_or_else(Tick::default, Lease::rests_at);
         if self.held > 0 { Tick::NEVER } else { full.max(empty).max(self.stopped).max(allowed).max(leased) }
     }
+}
+
+/// While the guard is full the pace fills to one unit only, counted from the instant at which the guard frees: saving up
+/// would echo the first burst in every window, saving nothing would cost a unit a window.
+#[cold]
+fn fill_behind(guard: &Guard, pace: &mut Pace, held: u64, now: Tick) {
+    let frees = guard.free_at(1, held, pace.at());
+    pace.fill_to_one(now.min(frees), held);
 }
 
 #[cfg(test)]

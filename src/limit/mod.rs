@@ -162,9 +162,7 @@ impl Limiter {
     pub fn try_acquire(&self, key: &Key, cost: u32) -> Result<Permit, Refused> {
         let now = self.now();
         let want = self.want(Costs::requests(cost), None, Duration::ZERO);
-        let tried =
-            self.with(key, now, |cell, state, wakes| (Arc::clone(cell), state.scope.try_now(&want, now, wakes)));
-        match tried {
+        match self.with(key, now, |state, wakes| state.scope.try_now(&want, now, wakes)) {
             Some((cell, Turn::Granted { probe })) => Ok(Permit::of_key(cell, want.costs, probe)),
             Some((_, Turn::Refused { why, retry_at })) => {
                 Err(Refused::new(why, retry_at.map(|tick| self.epoch().instant(tick))))
@@ -178,15 +176,15 @@ impl Limiter {
     /// most 24 h ahead, and ends by itself.
     pub fn pause(&self, key: &Key, until: Instant) {
         let (now, until) = (self.now(), self.epoch().tick(until));
-        self.with(key, now, |_, state, wakes| state.scope.pause_until(until, now, wakes));
+        self.with(key, now, |state, wakes| state.scope.pause_until(until, now, wakes));
     }
 
     /// What a response said that came from elsewhere than through a [`Permit`].
     pub fn observe(&self, key: &Key, hints: &Hints) {
-        let now = self.now();
-        self.with(key, now, |cell, state, wakes| {
+        let (now, rules) = (self.now(), self.shared.config.rules);
+        self.with(key, now, |state, wakes| {
             let origin = Origin { route: None, order: state.scope.orders(), group: None, sent: now, now };
-            state.observe(hints, &origin, cell.config.rules, wakes);
+            state.observe(hints, &origin, rules, wakes);
         });
     }
 
@@ -223,8 +221,8 @@ impl Limiter {
         &self,
         key: &Key,
         now: Tick,
-        run: impl FnMut(&Arc<Cell>, &mut KeyState, &mut Vec<Waker>) -> R,
-    ) -> Option<R> {
+        run: impl FnMut(&mut KeyState, &mut Vec<Waker>) -> R,
+    ) -> Option<(Arc<Cell>, R)> {
         self.shared.keys.with(key, &self.shared.config, now, run)
     }
 

@@ -42,9 +42,10 @@ impl Pace {
     }
 
     /// Refills up to `now`, to no more than the burst less what is held, and the grain if somebody waits.
+    #[inline]
     pub(crate) fn fill(&mut self, now: Tick, held: u64, waiting: bool) {
-        let grain = if waiting { i128::from(self.units) * i128::from(GRAIN) } else { 0 };
-        self.fill_to(now, scaled(self.burst.into(), self.per) - scaled(held, self.per) + grain);
+        let grain = if waiting { u64::from(self.units) * GRAIN } else { 0 };
+        self.fill_to(now, scaled(self.burst.into(), self.per) - scaled(held, self.per) + i128::from(grain));
     }
 
     /// Refills up to `now`, to one unit and no further.

@@ -25,8 +25,6 @@ pub(crate) struct Waiter {
     pub(crate) deadline: Tick,
     /// The longest pause worth waiting for, in nanoseconds.
     pub(crate) max_pause: u64,
-    /// Requests that had joined before this one, ever.
-    pub(crate) behind: u64,
     /// Its timer stands at its exact forecast.
     pub(crate) exact: bool,
     pub(crate) waker: Option<Waker>,
@@ -49,16 +47,25 @@ pub(crate) struct Queue {
     soonest: Tick,
     /// Not polled in time, or not to be served; out of the line until polled again.
     lapsed: BTreeMap<u64, Waiter>,
-    joined: u64,
+    /// The number of the first who joined; the next have the next ones.
+    first: u64,
+    /// So many have left it.
     left: u64,
     sums: Sums,
     /// Forecasts have moved earlier: whoever holds an exact timer is woken.
     pub(crate) restless: bool,
+    /// Others may be among the first [`EXACT`] than when they were last stirred.
+    moved: bool,
     /// Somebody was told "never by itself": commits and give-backs wake too.
     pub(crate) blind: bool,
 }
 
 impl Queue {
+    /// A line that nobody stands in; the first will be `first`.
+    pub(crate) fn beginning(first: u64) -> Self {
+        Self { first, ..Self::default() }
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -75,11 +82,10 @@ impl Queue {
         &self.sums
     }
 
-    /// One stands in line; `seq` is above all that were used before.
+    /// One stands in line; `seq` is the one after the last.
     pub(crate) fn join(&mut self, seq: u64, costs: Costs, (deadline, max_pause): (Tick, u64)) {
         self.sums.add(&costs);
-        let waiter = Waiter { costs, deadline, max_pause, behind: self.joined, exact: false, waker: None };
-        self.joined += 1;
+        let waiter = Waiter { costs, deadline, max_pause, exact: false, waker: None };
         self.waiting.insert(seq, waiter);
     }
 
@@ -107,19 +113,14 @@ impl Queue {
         waiter.waker.take()
     }
 
-    pub(crate) fn set_waker(&mut self, seq: u64, waker: &Waker) {
+    /// Notes whom to wake and what kind of timer one in line has; `blind`: none will tell it.
+    pub(crate) fn set_timer(&mut self, (seq, waker): (u64, &Waker), exact: bool, blind: bool) {
         if let Some(waiter) = self.waiting.get_mut(&seq) {
+            waiter.exact = exact;
             match &mut waiter.waker {
                 Some(old) => old.clone_from(waker),
                 none => *none = Some(waker.clone()),
             }
-        }
-    }
-
-    /// Notes what kind of timer one in line has; `blind`: none will tell it.
-    pub(crate) fn set_timer(&mut self, seq: u64, exact: bool, blind: bool) {
-        if let Some(waiter) = self.waiting.get_mut(&seq) {
-            waiter.exact = exact;
         }
         self.blind |= blind;
     }
@@ -129,6 +130,7 @@ impl Queue {
         let (seq, mut waiter) = self.waiting.pop_first()?;
         self.sums.sub(&waiter.costs);
         self.left += 1;
+        self.moved = true;
         let waker = waiter.waker.take();
         self.soonest = if self.granted.is_empty() { lapses } else { self.soonest.min(lapses) };
         self.granted.insert(seq, Granted { waiter, probe, lapses });
@@ -172,6 +174,7 @@ impl Queue {
         if let Some(waiter) = self.lapsed.remove(&seq) {
             self.sums.add(&waiter.costs);
             self.left -= 1;
+            self.moved = true;
             self.waiting.insert(seq, Waiter { exact: false, ..waiter });
         }
     }
@@ -187,27 +190,34 @@ impl Queue {
         self.granted.remove(&seq)
     }
 
-    /// Costs of those before `seq`, if it is among the first [`EXACT`]; else of none, and `false`.
+    /// Costs of those before `seq` and `true`, if it is among the first [`EXACT`]; else no more than they are.
     pub(crate) fn ahead(&self, seq: u64) -> (Sums, bool) {
         let mut sums = Sums::default();
-        for (other, waiter) in self.waiting.iter().take(EXACT) {
-            if *other == seq {
-                return (sums, true);
+        let place = self.place(seq);
+        if place < EXACT as u64 {
+            for (other, waiter) in self.waiting.iter().take(EXACT) {
+                if *other == seq {
+                    return (sums, true);
+                }
+                sums.add(&waiter.costs);
             }
-            sums.add(&waiter.costs);
+            sums = Sums::default();
         }
-        (Sums::default(), false)
+        sums.add(&Costs::requests(u32::try_from(place).unwrap_or(u32::MAX)));
+        (sums, false)
     }
 
     /// About how many stand before one in line; never more than do.
-    pub(crate) fn place(&self, seq: u64) -> u32 {
-        let before = self.waiting.get(&seq).map_or(0, |waiter| waiter.behind.saturating_sub(self.left));
-        u32::try_from(before).unwrap_or(u32::MAX)
+    fn place(&self, seq: u64) -> u64 {
+        seq.saturating_sub(self.first).saturating_sub(self.left)
     }
 
     /// Wakers of those among the first [`EXACT`] whose timer is not exact, or of all of these if forecasts moved.
     pub(crate) fn stir(&mut self, wakes: &mut Vec<Waker>) {
         let all = std::mem::take(&mut self.restless);
+        if !std::mem::take(&mut self.moved) && !all {
+            return;
+        }
         for waiter in self.waiting.values_mut().take(EXACT) {
             if all || !waiter.exact {
                 waiter.exact = false;

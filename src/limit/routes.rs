@@ -23,7 +23,7 @@ const METHOD: &str = "method";
 
 /// The name of a group: a hash of its quotas' names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct GroupId(u128);
+pub(crate) struct GroupId([u64; 2]);
 
 impl GroupId {
     /// Of the route quotas that one answer of `route` told, in any order.

@@ -128,11 +128,15 @@ impl Scope {
 
     /// Asks for `want`: granted if nobody waits and all is there, else in line, else refused.
     pub(crate) fn join(&mut self, want: &Want, waker: &Waker, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
-        if let Some(turn) = self.try_join(want, now, wakes) {
-            return turn;
+        self.pump(now, wakes);
+        if self.is_free(&want.costs, now) {
+            return Turn::Granted { probe: self.hold(&want.costs, now) };
+        }
+        if let Some(refused) = self.refused(want, now) {
+            return refused;
         }
         let estimate = self.estimate(&want.costs, now);
-        let queue = self.queue.get_or_insert_default();
+        let queue = self.queue.get_or_insert_with(|| Box::new(Queue::beginning(self.next)));
         if queue.waiting() >= want.most_waiting {
             return Turn::Refused { why: Why::Full, retry_at: known(estimate) };
         }
@@ -142,28 +146,30 @@ impl Scope {
         let seq = self.next;
         self.next += 1;
         queue.join(seq, want.costs.clone(), (want.deadline, want.max_pause));
-        queue.set_waker(seq, waker);
-        Turn::Wait { seq, until: self.timer(seq, want, now), waiting: self.waiting() }
+        self.wait((seq, waker), want, now)
     }
 
     /// As [`join`](Self::join), but never in line.
     pub(crate) fn try_now(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Turn {
-        self.try_join(want, now, wakes).unwrap_or_else(|| {
+        self.pump(now, wakes);
+        if self.is_free(&want.costs, now) {
+            return Turn::Granted { probe: self.hold(&want.costs, now) };
+        }
+        self.refused(want, now).unwrap_or_else(|| {
             self.wish(&want.costs);
             Turn::Refused { why: Why::Busy, retry_at: known(self.estimate(&want.costs, now)) }
         })
     }
 
-    fn try_join(&mut self, want: &Want, now: Tick, wakes: &mut Vec<Waker>) -> Option<Turn> {
-        self.pump(now, wakes);
-        if self.is_never(&want.costs) {
-            return Some(Turn::Refused { why: Why::Never, retry_at: None });
-        }
-        if let Some(refused) = self.refused_by_store().or_else(|| self.refused_by_pause(want, now)) {
-            return Some(refused);
-        }
-        let alone = self.queue.as_ref().is_none_or(|queue| queue.is_idle());
-        (alone && self.is_ready(&want.costs, now)).then(|| Turn::Granted { probe: self.hold(&want.costs, now) })
+    /// Nobody waits and all is there; call [`advance`](Self::advance) first.
+    fn is_free(&self, costs: &Costs, now: Tick) -> bool {
+        self.queue.as_ref().is_none_or(|queue| queue.is_idle()) && self.is_ready(costs, now)
+    }
+
+    /// The refusal of one who cannot be served now, unless waiting helps.
+    fn refused(&self, want: &Want, now: Tick) -> Option<Turn> {
+        let never = self.is_never(&want.costs).then_some(Turn::Refused { why: Why::Never, retry_at: None });
+        never.or_else(|| self.refused_by_store()).or_else(|| self.refused_by_pause(want, now))
     }
 
     fn is_never(&self, costs: &Costs) -> bool {
@@ -195,13 +201,11 @@ impl Scope {
         if let Some(queue) = &mut self.queue {
             queue.revive(seq);
         }
-        self.pump(now, wakes);
+        self.serve(now, wakes);
         if let Some(Granted { probe, .. }) = self.queue.as_mut().and_then(|queue| queue.collect(seq)) {
             return Turn::Granted { probe };
         }
-        let never = self.is_never(&want.costs).then_some(Turn::Refused { why: Why::Never, retry_at: None });
-        let refused = self.refused_by_store().or_else(|| self.refused_by_pause(want, now));
-        let hopeless = never.or(refused).or_else(|| {
+        let hopeless = self.refused(want, now).or_else(|| {
             (now >= want.deadline)
                 .then(|| Turn::Refused { why: Why::Deadline, retry_at: known(self.forecast(seq, &want.costs, now).0) })
         });
@@ -209,11 +213,7 @@ impl Scope {
             self.leave(seq, now, wakes);
             return refused;
         }
-        let until = self.timer(seq, want, now);
-        if let Some(queue) = &mut self.queue {
-            queue.set_waker(seq, waker);
-        }
-        Turn::Wait { seq, until, waiting: self.waiting() }
+        self.wait((seq, waker), want, now)
     }
 
     /// One in line leaves it, whatever it was granted goes back.
@@ -226,26 +226,31 @@ impl Scope {
     }
 
     /// Grants, in order, to all that are due, and wakes whoever should set a new timer.
+    #[inline]
     pub(crate) fn pump(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
         self.advance(now);
-        self.lapse_due(now);
+        if self.queue.is_some() {
+            self.lapse_due(now);
+            self.serve(now, wakes);
+        }
+    }
+
+    fn serve(&mut self, now: Tick, wakes: &mut Vec<Waker>) {
         let Some(mut queue) = self.queue.take() else { return };
         while let Some(first) = queue.first() {
             if first.deadline <= now {
                 wakes.extend(queue.expire_first());
                 continue;
             }
-            if self.is_never(&first.costs) {
+            if self.is_ready(&first.costs, now) {
+                let probe = self.hold(&first.costs, now);
+                wakes.extend(queue.grant_first(probe, now.plus(LAPSE)));
+            } else if self.is_never(&first.costs) {
                 // The limit fell: it will be refused, unless that is over when it asks.
                 wakes.extend(queue.set_first_aside());
-                continue;
-            }
-            if !self.is_ready(&first.costs, now) {
+            } else {
                 break;
             }
-            let costs = first.costs.clone();
-            let probe = self.hold(&costs, now);
-            wakes.extend(queue.grant_first(probe, now.plus(LAPSE)));
         }
         queue.stir(wakes);
         if !queue.is_empty() {
@@ -262,6 +267,7 @@ impl Scope {
     }
 
     /// Books what happened by itself: refills, expiries, the end of a pause.
+    #[inline]
     pub(crate) fn advance(&mut self, now: Tick) {
         let waiting = self.queue.as_ref().is_some_and(|queue| !queue.is_idle());
         if let Some(end) = self.pause.take_end(now) {
@@ -276,15 +282,20 @@ impl Scope {
         }
     }
 
+    #[inline]
     fn is_ready(&self, costs: &Costs, now: Tick) -> bool {
         self.pause.is_quiet(now)
             && self.slots.is_free()
             && self.share.as_ref().is_none_or(|share| share.is_fresh(now))
             && (!self.meters.is_empty() || self.ramp.is_ready(self.slots.held.into(), now))
-            && self.meters.iter().all(|meter| meter.is_ready(costs.get(meter.unit()), now))
+            && self.meters.iter().all(|meter| {
+                let cost = costs.get(meter.unit());
+                !meter.is_never(cost) && meter.is_ready(cost, now)
+            })
     }
 
     /// Takes all of it. Gives which probe the grant is.
+    #[inline]
     fn hold(&mut self, costs: &Costs, now: Tick) -> Option<ProbeId> {
         for meter in &mut self.meters {
             meter.hold(costs.get(meter.unit()));
@@ -298,6 +309,7 @@ impl Scope {
     }
 
     /// What was held goes on the wire. Gives its order among all that was sent.
+    #[inline]
     pub(crate) fn commit(&mut self, costs: &Costs, now: Tick) -> u64 {
         self.advance(now);
         for meter in &mut self.meters {
@@ -419,22 +431,20 @@ impl Scope {
     /// When one in line is granted; `true`: exactly, so far as nobody leaves; else a lower bound.
     fn forecast(&self, seq: u64, costs: &Costs, now: Tick) -> (Tick, bool) {
         let Some(queue) = &self.queue else { return (now, false) };
-        let (mut ahead, exact) = queue.ahead(seq);
-        if !exact {
-            ahead.add(&Costs::requests(queue.place(seq)));
-        }
+        let (ahead, exact) = queue.ahead(seq);
         let at = self.ready_at(&ahead, 0, costs, now);
         // A grant before one of the first may lapse; for the others this would only be an early wake.
         (if exact { at.min(queue.next_lapse()) } else { at }, exact)
     }
 
-    /// The timer of one in line: its forecast, or its deadline.
-    fn timer(&mut self, seq: u64, want: &Want, now: Tick) -> Tick {
+    /// One in line waits for its waker, or for its timer: its forecast, or its deadline.
+    fn wait(&mut self, (seq, waker): (u64, &Waker), want: &Want, now: Tick) -> Turn {
         let (at, exact) = self.forecast(seq, &want.costs, now);
         if let Some(queue) = &mut self.queue {
-            queue.set_timer(seq, exact, at == Tick::NEVER);
+            queue.set_timer((seq, waker), exact, at == Tick::NEVER);
         }
-        at.max(now.plus(TIMER)).min(want.deadline)
+        let until = at.max(now.plus(TIMER)).min(want.deadline);
+        Turn::Wait { seq, until, waiting: self.waiting() }
     }
 
     /// The first instant at which `costs` are there, behind `ahead`; a lower bound unless nobody is ahead.

@@ -19,7 +19,9 @@ use super::{
     gate::MAX_PAUSE,
     keyed::{Cell, Keyed, Origin},
     learn::Rules,
-    scope::{Turn, Want},
+    meter::Meter,
+    pause::Ramp,
+    scope::{Scope, Turn, Want, Why},
     tick::{Epoch, Tick},
 };
 use crate::{
@@ -78,11 +80,11 @@ fn poll(wait: &mut std::pin::Pin<Box<Acquire>>) -> Option<Result<Permit, super::
 /// Held and in flight at the quotas of a route.
 fn at_route(limiter: &Limiter, path: &str) -> (u32, u32) {
     let (path, now) = (route(path), limiter.now());
-    let slots = limiter.with(&key(), now, |_, state, _| {
+    let slots = limiter.with(&key(), now, |state, _| {
         let group = state.group_of(Some(path), now)?;
         state.group(group).map(|group| (group.scope.slots.held, group.scope.slots.in_flight))
     });
-    slots.flatten().unwrap()
+    slots.and_then(|(_, slots)| slots).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -381,8 +383,26 @@ fn a_key_that_leaves_as_it_is_used_never_doubles_its_budget() {
     }
 }
 
+/// The line that it stood in had ended, and another had begun, with later numbers.
+#[test]
+fn one_who_is_too_late_is_told_so_even_by_another_line() {
+    let quota = Quota::bucket(1, SECOND);
+    let mut scope = Scope::new(vec![Meter::full(&quota, Tick::default())], u32::MAX, Ramp::over());
+    let at = |ms: u64| Tick::from_nanos(ms * 1_000_000);
+    let late = Want { deadline: at(1_500), ..want(1) };
+    let (waker, mut wakes) = (Waker::noop(), Vec::new());
+    let mut join = |scope: &mut Scope, want: &Want, now| scope.join(want, waker, now, &mut wakes);
+    assert!(matches!(join(&mut scope, &late, at(0)), Turn::Granted { .. }));
+    scope.commit(&late.costs, at(0));
+    let Turn::Wait { seq, .. } = join(&mut scope, &late, at(0)) else { unreachable!("one a second") };
+    assert!(matches!(join(&mut scope, &want(1), at(1_600)), Turn::Granted { .. }), "nobody waits any more");
+    assert!(matches!(join(&mut scope, &want(1), at(1_600)), Turn::Wait { .. }));
+    let turn = scope.poll((seq, waker), &late, at(1_600), &mut Vec::new());
+    assert!(matches!(turn, Turn::Refused { why: Why::Deadline, .. }), "{turn:?}");
+}
+
 fn use_once(keyed: &Keyed, key: &Key, config: &Arc<Config>, now: Tick) -> u64 {
-    let took = keyed.with(key, config, now, |_, state, wakes| match state.scope.try_now(&want(1), now, wakes) {
+    let took = keyed.with(key, config, now, |state, wakes| match state.scope.try_now(&want(1), now, wakes) {
         Turn::Granted { .. } => {
             state.scope.commit(&want(1).costs, now);
             state.scope.free_slot();
@@ -390,5 +410,5 @@ fn use_once(keyed: &Keyed, key: &Key, config: &Arc<Config>, now: Tick) -> u64 {
         }
         _ => 0,
     });
-    took.unwrap_or(0)
+    took.map_or(0, |(_, took)| took)
 }

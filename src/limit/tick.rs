@@ -31,8 +31,9 @@ impl Tick {
 }
 
 /// Whole nanoseconds of a span, saturating at 584 years.
+#[inline]
 pub(crate) fn nanos_of(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+    span.as_secs().saturating_mul(SECOND).saturating_add(span.subsec_nanos().into())
 }
 
 /// In nanoseconds.

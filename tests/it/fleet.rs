@@ -203,6 +203,30 @@ async fn settled_costs_are_the_fleets() {
     assert!(refused.is_err_and(|refused| refused.is_deadline()));
 }
 
+/// What is held counts, however long that is.
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_that_are_held_leave_nothing_to_others() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    // A store that is lost would let out shares.
+    let one = || limiter(fleet(&redis).timeout(20 * SECOND), [Quota::window(4, SECOND).burst(4)]);
+    let (one, other) = (one().await, one().await);
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(acquire(&one, &key(), 20 * SECOND).await.unwrap());
+    }
+    // Two windows.
+    for limiter in [&other, &one] {
+        assert!(acquire(limiter, &key(), SECOND).await.unwrap_err().is_deadline());
+    }
+    drop(held.split_off(2));
+    for _ in 0..2 {
+        held.push(acquire(&other, &key(), 20 * SECOND).await.expect("two of four are free"));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_tries_and_does_not_wait_is_served_next_time() {
     if skip() {

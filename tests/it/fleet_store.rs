@@ -348,19 +348,19 @@ async fn what_is_kept_of_a_key_is_small() {
     let limiter = limiter(fleet(&redis), [Quota::window(1_000, SECOND)]).await;
     let until = clock::now() + ms(1_500);
     while clock::now() < until {
-        acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+        acquire(&limiter, &key(), 10 * SECOND).await.unwrap().commit();
     }
     let keys = redis.keys();
     let state = &keys.iter().find(|(key, _)| !key.ends_with(":members")).unwrap().0;
     let bytes = |key: &str| redis.cli(&["MEMORY", "USAGE", key]).parse::<u32>().unwrap();
     let (busy, members) = (bytes(state), bytes(&format!("{state}:members")));
     for number in 0..100 {
-        let mut permit = acquire(&limiter, &key(), SECOND).await.unwrap();
+        let mut permit = acquire(&limiter, &key(), 10 * SECOND).await.unwrap();
         permit.commit();
         permit.observe(&told(&format!("quota-{number}"), 1_000_000, 60 * SECOND, 999_000));
     }
     clock::sleep(ms(300)).await;
-    acquire(&limiter, &key(), SECOND).await.unwrap().commit();
+    acquire(&limiter, &key(), 10 * SECOND).await.unwrap().commit();
     clock::sleep(ms(300)).await;
     let learned = bytes(state);
     println!("{busy} bytes of a busy window, {members} of one member, {learned} with 100 learned quotas");

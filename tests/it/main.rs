@@ -23,7 +23,13 @@ mod explain;
 #[cfg(feature = "cli")]
 mod fleet;
 #[cfg(feature = "cli")]
+mod fleet_cli;
+#[cfg(feature = "cli")]
+mod fleet_failover;
+#[cfg(feature = "cli")]
 mod fleet_processes;
+#[cfg(feature = "cli")]
+mod fleet_refusals;
 #[cfg(feature = "cli")]
 mod fleet_store;
 mod fuzzed;
@@ -35,6 +41,8 @@ mod hostile_limits;
 mod jitter;
 #[cfg(feature = "cli")]
 mod jobs;
+#[cfg(feature = "cli")]
+mod jobs_files;
 mod limits;
 mod limits_learning;
 mod limits_line;
@@ -58,6 +66,8 @@ mod server;
 mod soak;
 #[cfg(feature = "cli")]
 mod streams;
+#[cfg(feature = "cli")]
+mod streams_group;
 mod support;
 mod surface;
 mod telemetry;

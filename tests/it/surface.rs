@@ -171,3 +171,23 @@ fn shared_types_cross_threads() {
     let _ = abide::tower::AbideLayer::new(Limiter::default(), Policy::default());
     let _ = abide::middleware::Abide::new(Limiter::default(), Policy::default());
 }
+
+/// Names of the setters of a builder, in a file of the crate.
+fn setters(file: &str, of: &str) -> Vec<String> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, after) = text.split_once(&format!("\nimpl {of} {{\n")).unwrap();
+    let (body, _) = after.split_once("\n}\n").unwrap();
+    let lines = body.lines().map(str::trim_start);
+    let heads = lines.filter_map(|line| line.strip_prefix("pub fn ").unwrap_or(line).split_once(['(', '<']));
+    heads.map(|(name, _)| name.to_owned()).filter(|name| name.chars().all(|c| c.is_lowercase() || c == '_')).collect()
+}
+
+/// Beside what replaces the network or chance in tests.
+#[test]
+fn a_blocking_client_has_every_setting() {
+    let (all, blocking) = (setters("builder.rs", "ClientBuilder"), setters("blocking.rs", "ClientBuilder"));
+    assert!(all.len() > 10 && all.contains(&"fleet".to_owned()), "{all:?}");
+    let lacking: Vec<_> = all.iter().filter(|name| !blocking.contains(name)).collect();
+    assert_eq!(lacking, ["transport", "seed"]);
+}

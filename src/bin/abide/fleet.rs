@@ -39,6 +39,35 @@ impl FleetArgs {
     }
 }
 
+/// What was told of the loss of the store.
+#[derive(Debug, Default)]
+pub(crate) struct Losses {
+    /// Of the loss that lasts.
+    told: Vec<String>,
+}
+
+/// So many causes of one loss are told.
+const CAUSES: usize = 5;
+
+impl Losses {
+    /// One line for each loss, for each other cause that it turns out to have, and for the return.
+    pub(crate) fn news(&mut self, why: Option<String>) -> Option<String> {
+        let Some(why) = why else {
+            let told = std::mem::take(&mut self.told);
+            return (!told.is_empty()).then(|| "the fleet's store is back".into());
+        };
+        if self.told.contains(&why) || self.told.len() >= CAUSES {
+            return None;
+        }
+        let line = match self.told.is_empty() {
+            true => format!("the fleet's store is away: going on by --on-store-loss: {why}"),
+            false => format!("the fleet's store is still away: {why}"),
+        };
+        self.told.push(why);
+        Some(line)
+    }
+}
+
 fn on_loss(text: &str) -> Result<StoreLoss, String> {
     match text.split_once(':') {
         None if text == "live-share" => Ok(StoreLoss::LiveShare),
@@ -55,6 +84,22 @@ fn on_loss(text: &str) -> Result<StoreLoss, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_cause_of_a_loss_is_told_once() {
+        let mut losses = Losses::default();
+        let mut news = |why: Option<&str>| losses.news(why.map(str::to_owned));
+        assert_eq!(news(None), None);
+        assert!(news(Some("cut")).unwrap().ends_with("is away: going on by --on-store-loss: cut"));
+        assert_eq!(news(Some("cut")), None);
+        assert_eq!(news(Some("full")).unwrap(), "the fleet's store is still away: full");
+        assert_eq!(news(Some("cut")), None);
+        assert_eq!(news(None).unwrap(), "the fleet's store is back");
+        assert!(news(Some("cut")).unwrap().ends_with(": cut"));
+        for number in 0..100 {
+            assert_eq!(news(Some(&format!("{number}"))).is_some(), number < 4, "{number}");
+        }
+    }
 
     #[test]
     fn ways_to_lose_a_store() {

@@ -9,6 +9,7 @@ mod progress;
 mod push;
 mod run;
 mod serve;
+mod signals;
 
 use std::process::ExitCode;
 

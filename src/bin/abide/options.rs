@@ -25,7 +25,8 @@ pub(crate) struct Args {
     /// Takes over the rows of a worker that gave no sign of life for so long, at least 1s; the same for all workers
     #[arg(long, value_name = "DUR", default_value = "60s", value_parser = duration, requires = "from")]
     pub(crate) claim_after: Duration,
-    /// Waits for more rows at the end of the stream; without it the run ends when the group has acknowledged all rows
+    /// Waits for more rows at the end of the stream, and for one that is not there yet; without it the run ends when the
+    /// group has acknowledged all rows, and a stream that is not there is an error
     #[arg(long, requires = "from")]
     pub(crate) follow: bool,
     /// Where results go, one JSON object a line; - or absent: stdout
@@ -69,7 +70,8 @@ pub(crate) struct Args {
     /// Goes on with the run that wrote OUT; with --from a worker does so anyway
     #[arg(long)]
     pub(crate) resume: bool,
-    /// As --resume, and sends the rows again that failed, also those that may have been executed: give them keys
+    /// As --resume, and sends the rows again that failed, also those that may have been executed: it says first how many
+    /// of these have no key (`maybe_executed` in their results); --dry-run says it and sends nothing
     #[arg(long)]
     pub(crate) retry_failed: bool,
     /// Stops when so many rows have failed

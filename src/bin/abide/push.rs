@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use abide::bulk::{Push, Stopper};
+use abide::bulk::Push;
 
 use crate::{
     options, out,
-    run::{INTERRUPTED, end_now, open, to_end},
-    serve::Stop,
+    run::{open, to_end},
+    signals::{INTERRUPTED, Signals},
 };
 
 /// Options of `abide push`.
@@ -30,11 +30,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 async fn push(args: &Args) -> Result<u8, String> {
+    let signals = Signals::obey()?;
     let input = open(&args.file)?;
     let push = Push::connect(&options::url(&args.to)?).await.map_err(|error| error.to_string())?;
     let mut push = push.from_line(args.from_line);
-    let signals = Stop::new().map_err(|error| error.to_string())?;
-    tokio::spawn(obey(signals, push.stopper()));
+    let stopper = push.stopper();
+    // Behind a batch.
+    signals.drain(move || stopper.drain());
     let pushed = push.rows(input, out::say).await;
     out::say(&pushed.to_string());
     Ok(match &pushed.error {
@@ -42,12 +44,4 @@ async fn push(args: &Args) -> Result<u8, String> {
         None if pushed.go_on.is_some() => INTERRUPTED,
         None => u8::from(pushed.bad > 0),
     })
-}
-
-/// The first signal stops it behind a batch, the second at once.
-async fn obey(mut signals: Stop, stopper: Stopper) {
-    signals.asked().await;
-    stopper.drain();
-    signals.asked().await;
-    end_now();
 }

@@ -12,23 +12,21 @@ use std::{
 };
 
 use abide::{
-    bulk::{Bulk, End, Input, Job, Outcome, Run, Source, Stopper},
+    bulk::{Bulk, End, Input, Job, Outcome, Run, Source},
     fleet::Fleet,
 };
 use futures_core::Stream;
 
 use crate::{
+    fleet::Losses,
     options::{self, Args},
     out,
     progress::{Meter, span},
-    serve::Stop,
+    signals::{INTERRUPTED, Signals},
 };
 
 /// Usage, unreadable input, or a disk that takes no more.
 const USAGE: u8 = 2;
-
-/// Ended by a signal: 128 + SIGINT.
-pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Runs the jobs; exit codes as in `--help`.
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -59,13 +57,14 @@ pub(crate) fn open(path: &str) -> Result<Input, String> {
 }
 
 async fn start(args: &Args) -> Result<u8, String> {
+    let signals = Signals::obey()?;
     match &args.from {
-        Some(url) => from_stream(args, url).await,
-        None => from_file(args).await,
+        Some(url) => from_stream(args, url, &signals).await,
+        None => from_file(args, &signals).await,
     }
 }
 
-async fn from_file(args: &Args) -> Result<u8, String> {
+async fn from_file(args: &Args, signals: &Signals) -> Result<u8, String> {
     let input = open(args.input())?;
     let input = match args.sample {
         Some(share) => input.sample(share),
@@ -78,16 +77,11 @@ async fn from_file(args: &Args) -> Result<u8, String> {
     }
     let trouble = input.trouble();
     let run = bulk.run(input);
-    if let Some(error) = run.error() {
-        return Err(error.to_string());
-    }
-    if to_stdout {
-        out::say(&format!("run {}", run.id()));
-    }
-    drive(args, run, (&trouble, fleet), meter(args)).await
+    tell_start(&run, to_stdout)?;
+    drive(args, run, (&trouble, fleet), (meter(args), signals)).await
 }
 
-async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
+async fn from_stream(args: &Args, url: &str, signals: &Signals) -> Result<u8, String> {
     let fleet = args.fleet.connect().await?;
     let (bulk, to_stdout) = bulk(args, fleet.clone())?;
     let meter = meter(args);
@@ -103,18 +97,25 @@ async fn from_stream(args: &Args, url: &str) -> Result<u8, String> {
     let mut rows = source.connect().await.map_err(|error| error.to_string())?;
     let (trouble, ending) = (rows.trouble(), rows.ending());
     let run = bulk.note("jobs", rows.place()).run(rows);
-    if let Some(error) = run.error() {
-        return Err(error.to_string());
-    }
-    if to_stdout {
-        out::say(&format!("run {}", run.id()));
-    }
-    let code = drive(args, run, (&trouble, fleet), meter).await;
+    tell_start(&run, to_stdout)?;
+    let code = drive(args, run, (&trouble, fleet), (meter, signals)).await;
     let unsettled = ending.await;
     if unsettled > 0 && trouble.get().is_none() {
         out::say(&format!("{unsettled} rows could not be settled at the store: they will be taken over"));
     }
     code
+}
+
+/// Whether it can start, and what is to be known first.
+fn tell_start<S>(run: &Run<S>, to_stdout: bool) -> Result<(), String> {
+    if let Some(error) = run.error() {
+        return Err(error.to_string());
+    }
+    run.warnings().iter().for_each(|warning| out::say(warning));
+    if to_stdout {
+        out::say(&format!("run {}", run.id()));
+    }
+    Ok(())
 }
 
 fn meter(args: &Args) -> Arc<Mutex<Meter>> {
@@ -189,6 +190,10 @@ fn dry_run(args: &Args, bulk: &Bulk, input: Input) -> Result<u8, String> {
         "would send {} rows; {} have a result, {} make no sense; {time}; nothing was sent",
         plan.rows, plan.done, plan.invalid
     ));
+    if plan.repeats > 0 {
+        let maybe = "may have been executed, have no key, and are not safe to repeat";
+        out::say(&format!("{} rows that failed {maybe}: they would be sent again", plan.repeats));
+    }
     match trouble.get() {
         Some(error) => Err(error.to_string()),
         None => Ok(u8::from(plan.invalid > 0)),
@@ -199,18 +204,21 @@ async fn drive<S: Stream<Item = Job>>(
     args: &Args,
     mut run: Run<S>,
     (trouble, fleet): (&OnceLock<io::Error>, Option<Fleet>),
-    meter: Arc<Mutex<Meter>>,
+    (meter, signals): (Arc<Mutex<Meter>>, &Signals),
 ) -> Result<u8, String> {
-    let mut lost = false;
-    let signals = Stop::new().map_err(|error| error.to_string())?;
-    tokio::spawn(obey(signals, run.stopper(), Arc::clone(&meter)));
+    let (mut losses, stopper, teller) = (Losses::default(), run.stopper(), Arc::clone(&meter));
+    // What a resumed run needs is left, also by the second one.
+    signals.drain(move || {
+        stopper.drain();
+        lock(&teller).say("stopping: what is on the wire may come back; once more to end at once");
+    });
     let mut ticks = tokio::time::interval(Duration::from_millis(200));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
         let outcome = poll_fn(|cx| {
             while ticks.poll_tick(cx).is_ready() {
-                if let Some(news) = fleet.as_ref().and_then(|fleet| store_news(fleet, &mut lost)) {
-                    lock(&meter).say(news);
+                if let Some(news) = fleet.as_ref().and_then(|fleet| losses.news(fleet.why_lost())) {
+                    lock(&meter).say(&news);
                 }
                 lock(&meter).show(&run.progress());
             }
@@ -225,16 +233,6 @@ async fn drive<S: Stream<Item = Job>>(
     finish(args, &run, trouble)
 }
 
-/// One line for each loss of the fleet's store, and for each return.
-fn store_news(fleet: &Fleet, lost: &mut bool) -> Option<&'static str> {
-    let was = std::mem::replace(lost, fleet.is_lost());
-    match (was, *lost) {
-        (false, true) => Some("the fleet's store is away: going on by --on-store-loss"),
-        (true, false) => Some("the fleet's store is back"),
-        _ => None,
-    }
-}
-
 fn named(outcome: &Outcome) -> String {
     let Outcome { line, id, .. } = outcome;
     let place = match &outcome.entry {
@@ -246,20 +244,6 @@ fn named(outcome: &Outcome) -> String {
         (None, Some(status)) => format!("{place}: {status}"),
         (None, None) => place,
     }
-}
-
-/// The first signal drains, the second ends at once. Both leave what a resumed run needs.
-async fn obey(mut signals: Stop, stopper: Stopper, meter: Arc<Mutex<Meter>>) {
-    signals.asked().await;
-    stopper.drain();
-    lock(&meter).say("stopping: what is on the wire may come back; once more to end at once");
-    signals.asked().await;
-    end_now();
-}
-
-#[expect(clippy::exit, reason = "a second signal ends the process, whatever it is busy with")]
-pub(crate) fn end_now() {
-    std::process::exit(INTERRUPTED.into());
 }
 
 fn finish<S>(args: &Args, run: &Run<S>, trouble: &OnceLock<io::Error>) -> Result<u8, String> {

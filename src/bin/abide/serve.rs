@@ -7,6 +7,8 @@ use abide::{
     testing::{Algorithm, Dialect, Server, ServerBuilder},
 };
 
+use crate::signals::Stop;
+
 /// Options of `abide serve`. Durations are written 50ms, 1.5s, 2m.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -102,47 +104,6 @@ fn builder(args: Args) -> ServerBuilder {
         Some((true, by)) => builder.clock_behind(by),
         Some((false, by)) => builder.clock_ahead(by),
         None => builder,
-    }
-}
-
-/// Ctrl-C and, where there is one, SIGTERM.
-pub(crate) struct Stop {
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    interrupt: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Stop {
-    /// Listens from now on, so that a signal right after the first line is not missed.
-    pub(crate) fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    pub(crate) async fn asked(&mut self) {
-        std::future::poll_fn(|cx| {
-            if self.terminate.poll_recv(cx).is_ready() || self.interrupt.poll_recv(cx).is_ready() {
-                return std::task::Poll::Ready(());
-            }
-            std::task::Poll::Pending
-        })
-        .await;
-    }
-}
-
-#[cfg(not(unix))]
-impl Stop {
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self {})
-    }
-
-    pub(crate) async fn asked(&mut self) {
-        // Without a handler the system ends the process at Ctrl-C.
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending().await
-        }
     }
 }
 

@@ -72,6 +72,8 @@ pub(super) struct State {
     beat_at: Instant,
     take_at: Instant,
     look_at: Instant,
+    /// Where among the claimed rows that look goes on.
+    take_from: Option<String>,
     /// Before it the dead are not told from those who were cut off as well.
     dead_from: Instant,
     looks: u32,
@@ -79,6 +81,8 @@ pub(super) struct State {
     failures: u32,
     away: bool,
     largest: usize,
+    /// There was a row for this worker.
+    fed: bool,
 }
 
 enum Event {
@@ -117,12 +121,14 @@ impl State {
             beat_at: now,
             take_at: now,
             look_at: now,
+            take_from: None,
             dead_from: now,
             looks: 0,
             connect_at: now,
             failures: 0,
             away: false,
             largest: 0,
+            fed: false,
         }
     }
 
@@ -283,12 +289,7 @@ impl Desk {
             self.state.recover = false;
         }
         if now >= self.state.take_at && found.len() < most {
-            let idle = (now >= self.state.dead_from).then_some(self.claim_after);
-            let taken = self.group.take(link, most - found.len(), idle).await?;
-            if taken.is_empty() {
-                self.state.take_at = now + self.claim_after / 4;
-            }
-            found.extend(taken);
+            found.extend(self.take(link, most - found.len(), now).await?);
         }
         if found.len() < most {
             let read = self.group.read(link, most - found.len()).await;
@@ -307,6 +308,10 @@ impl Desk {
         }
         if !self.follow && self.group.open(link).await? == 0 {
             self.jobs = None;
+            if !self.state.fed {
+                let Group { address, stream, name, .. } = &self.group;
+                self.say(&format!("{address}: the stream {stream} has nothing left for the group {name}"));
+            }
             return Ok(());
         }
         let pause = Backoff::equal_jitter(LOOKS.0, LOOKS.1).wait(self.state.looks, None, &mut rand::rng());
@@ -315,13 +320,29 @@ impl Desk {
         Ok(())
     }
 
+    /// Takes rows that nobody works on; none only when it looked at all that are claimed.
+    async fn take(&mut self, link: &mut Link, most: usize, now: Instant) -> RedisResult<Vec<Taken>> {
+        let idle = (now >= self.state.dead_from).then_some(self.claim_after);
+        loop {
+            let (taken, next) = self.group.take(link, most, idle, self.state.take_from.as_deref()).await?;
+            self.state.take_from = next;
+            if !taken.is_empty() {
+                return Ok(taken);
+            }
+            if self.state.take_from.is_none() {
+                self.state.take_at = now + self.claim_after / 4;
+                return Ok(taken);
+            }
+        }
+    }
+
     fn deliver(&mut self, found: Vec<Taken>) {
         if found.is_empty() {
             return;
         }
         // Asked before these were there.
         while self.wants.try_recv().is_ok() {}
-        (self.state.wanted, self.state.looks) = (false, 0);
+        (self.state.wanted, self.state.looks, self.state.fed) = (false, 0, true);
         self.state.largest = found.iter().map(|taken| taken.row.as_ref().map_or(0, Vec::len)).max().unwrap_or(0);
         for taken in found {
             // Without a run they go back when this ends.
@@ -338,7 +359,7 @@ impl Desk {
             Ok(link) => {
                 let now = clock::now();
                 if std::mem::take(&mut self.state.away) {
-                    self.say(format!("the store {} is back", self.group.address));
+                    self.warn(&format!("the store {} is back", self.group.address));
                 }
                 let state = &mut self.state;
                 (state.recover, state.beat_at) = (true, now);
@@ -360,7 +381,7 @@ impl Desk {
             self.state.hopeless = self.trouble.set(as_io(&self.group, error)).is_err();
             self.jobs = None;
         } else if !std::mem::replace(&mut self.state.away, true) {
-            self.say(format!("the store {} is away: {error}; rows under way go on", self.group.address));
+            self.warn(&format!("the store {} is away: {error}; rows under way go on", self.group.address));
         }
         let backoff = Backoff::equal_jitter(CONNECTIONS.0, CONNECTIONS.1);
         let pause = backoff.wait(self.state.failures, None, &mut rand::rng());
@@ -368,10 +389,15 @@ impl Desk {
         self.state.connect_at = clock::now() + pause;
     }
 
-    fn say(&self, text: String) {
+    /// Of what is wrong, or right again.
+    fn warn(&self, text: &str) {
         tracing::warn!(target: "abide", "{text}");
+        self.say(text);
+    }
+
+    fn say(&self, text: &str) {
         if let Some(news) = &self.news {
-            news(&text);
+            news(text);
         }
     }
 }

@@ -41,6 +41,9 @@ const BACK: &str = "abide-handed-back";
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
+/// Where the claimed rows of a group begin.
+const START: &str = "-";
+
 /// Entries in one command.
 pub(super) const AT_ONCE: usize = 500;
 
@@ -52,7 +55,7 @@ impl Group {
         self.address.connect(CONNECT, Some(ANSWER)).await
     }
 
-    /// Makes sure that there is one; a new one begins at the start of the stream.
+    /// Makes sure that there is one, and its stream; a new one begins at the start of the stream.
     pub(super) async fn create(&self, link: &mut Link) -> RedisResult<()> {
         let mut create = cmd("XGROUP");
         create.arg("CREATE").arg(&self.stream).arg(&self.name).arg(0).arg("MKSTREAM");
@@ -62,8 +65,8 @@ impl Group {
         }
     }
 
-    pub(super) async fn is_empty(&self, link: &mut Link) -> RedisResult<bool> {
-        cmd("XLEN").arg(&self.stream).query_async(link).await.map(|rows: u64| rows == 0)
+    pub(super) async fn has_stream(&self, link: &mut Link) -> RedisResult<bool> {
+        cmd("EXISTS").arg(&self.stream).query_async(link).await
     }
 
     /// Rows that nobody has read.
@@ -76,19 +79,26 @@ impl Group {
         entries.map(|entry| taken(list(entry), Duration::ZERO, 0)).collect()
     }
 
-    /// Rows that were handed back, and those that nobody gave a sign of life for in `idle`; `None`: none of these.
-    pub(super) async fn take(&self, link: &mut Link, most: usize, idle: Option<Duration>) -> RedisResult<Vec<Taken>> {
+    /// Rows that were handed back, and those that nobody gave a sign of life for in `idle`; `None`: none of these. With
+    /// them where to go on; `None`: all that are claimed were looked at.
+    pub(super) async fn take(
+        &self,
+        link: &mut Link,
+        most: usize,
+        idle: Option<Duration>,
+        from: Option<&str>,
+    ) -> RedisResult<(Vec<Taken>, Option<String>)> {
         let mut take = self.script(include_str!("take.lua"));
         let idle = idle.map_or(-1, |idle| i64::try_from(idle.as_millis()).unwrap_or(i64::MAX));
-        take.arg(most).arg(idle).arg(BACK);
-        let found = list(take.query_async(link).await?);
+        take.arg(most).arg(idle).arg(BACK).arg(from.unwrap_or(START));
+        let (next, found): (Option<String>, Vec<Value>) = take.query_async(link).await?;
         let each = |found: Value| {
             let mut found = list(found).into_iter();
             let mut next = || found.next().unwrap_or(Value::Nil);
             let (entry, idle, before) = (next(), number(next()), number(next()));
             taken(vec![entry, next()], Duration::from_millis(idle), u32::try_from(before).unwrap_or(u32::MAX))
         };
-        found.into_iter().map(each).collect()
+        Ok((found.into_iter().map(each).collect::<RedisResult<_>>()?, next))
     }
 
     /// Rows that this consumer has and does not know of: the answer that named them was lost.
@@ -110,7 +120,7 @@ impl Group {
 
     /// What is claimed and not acknowledged, with its deliveries: of one consumer, or of all.
     pub(super) async fn pending(&self, link: &mut Link, of: Option<&str>) -> RedisResult<Vec<(String, u32)>> {
-        let (mut pending, mut from) = (Vec::new(), "-".to_owned());
+        let (mut pending, mut from) = (Vec::new(), START.to_owned());
         loop {
             let mut page = cmd("XPENDING");
             page.arg(&self.stream).arg(&self.name).arg(&from).arg("+").arg(AT_ONCE).arg(of);

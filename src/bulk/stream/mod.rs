@@ -106,7 +106,7 @@ impl Source {
         Self { claim_after, ..self }
     }
 
-    /// Waits for more rows at the end of the stream. Default: it is over when the stream is read to its end and every
+    /// Waits for more rows at the end of the stream, and for a stream that is not there yet. Default: it is over when the stream is read to its end and every
     /// row of the group is acknowledged, also those of other workers, which might die.
     pub fn follow(self) -> Self {
         Self { follow: true, ..self }
@@ -118,7 +118,8 @@ impl Source {
         Self { results: Some(results.into()), ..self }
     }
 
-    /// Is told when the store goes away and when it is back, and of a stream that is empty.
+    /// Is told when the store goes away and when it is back, of a stream that is not there yet, and of one that had
+    /// nothing left for this worker.
     pub fn on_news(self, news: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { news: Some(Arc::new(news)), ..self }
     }
@@ -126,7 +127,8 @@ impl Source {
     /// Connects, and makes the group if it is not there.
     ///
     /// # Errors
-    /// A URL or a setting that makes no sense, a store that is not there or refuses, results of another input.
+    /// A URL or a setting that makes no sense, a store that is not there or refuses, a stream that is not there (unless
+    /// it is [followed](Self::follow)), results of another input.
     ///
     /// # Cancel safety
     /// Dropped before it is done it may have made the group, and acknowledged rows that have their result.
@@ -141,10 +143,14 @@ impl Source {
         }
         let group = Group { address, stream, name: self.group.clone(), consumer: consumer() };
         let mut link = group.connect().await.map_err(|error| as_io(&group, &error))?;
-        group.create(&mut link).await.map_err(|error| as_io(&group, &error))?;
-        if !self.follow && group.is_empty(&mut link).await.map_err(|error| as_io(&group, &error))? {
-            self.say(&format!("{}: the stream {} is empty", group.address, group.stream));
+        if !group.has_stream(&mut link).await.map_err(|error| as_io(&group, &error))? {
+            let missing = format!("{}: there is no stream {}", group.address, group.stream);
+            if !self.follow {
+                return Err(io::Error::new(io::ErrorKind::NotFound, missing));
+            }
+            self.say(&format!("{missing} yet: waiting for it"));
         }
+        group.create(&mut link).await.map_err(|error| as_io(&group, &error))?;
         if let Some(results) = &self.results {
             acknowledge_done(&group, &mut link, results).await?;
         }

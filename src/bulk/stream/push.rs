@@ -106,7 +106,8 @@ impl Push {
         Stopper::of(&self.gate)
     }
 
-    /// Adds the rows of an input. `bad` is told of each line that is none; it is left out.
+    /// Adds the rows of an input; if there are none the stream is there all the same. `bad` is told of each line that is
+    /// none; it is left out.
     ///
     /// # Cancel safety
     /// Dropped it may have added rows that nobody counted: stop it by [`stopper`](Self::stopper).
@@ -124,7 +125,11 @@ impl Push {
         let mut next = from;
         while let Some(first) = self.unless_stopped(lines.recv()).await {
             let Some(first) = first else {
-                pushed.error = trouble.get().map(|error| io::Error::new(error.kind(), error.to_string()));
+                pushed.error = match trouble.get() {
+                    Some(error) => Some(io::Error::new(error.kind(), error.to_string())),
+                    None if pushed.rows == 0 => self.make().await.err().map(|error| self.named(&error)),
+                    None => None,
+                };
                 pushed.go_on = pushed.error.is_some().then_some(next);
                 return pushed;
             };
@@ -203,6 +208,13 @@ impl Push {
         }
         self.last = add.query_async(self.link().await?).await?;
         Ok(())
+    }
+
+    /// Makes the stream if it is not there: workers tell one that is empty from a name that is wrong.
+    async fn make(&mut self) -> RedisResult<()> {
+        let mut make = cmd("EVAL");
+        make.arg(include_str!("make.lua")).arg(1).arg(&self.stream);
+        make.query_async(self.link().await?).await
     }
 
     /// The line of the last row of this push that is there, as far as it is not known yet.

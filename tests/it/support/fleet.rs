@@ -38,7 +38,14 @@ impl Starts {
 
     /// The most units in any closed window.
     pub(crate) fn most(&self, window: Duration) -> u32 {
+        let first = self.0.lock().unwrap().iter().map(|(at, _)| *at).min();
+        first.map_or(0, |first| self.most_from(window, first))
+    }
+
+    /// The most units in any closed window that begins then or later.
+    pub(crate) fn most_from(&self, window: Duration, from: Instant) -> u32 {
         let mut starts = self.0.lock().unwrap().clone();
+        starts.retain(|(at, _)| *at >= from);
         starts.sort_unstable();
         let (mut first, mut sum, mut most) = (0, 0, 0);
         for (at, units) in &starts {

@@ -110,6 +110,60 @@ impl Redis {
         redis
     }
 
+    /// As [`sentinel`](Self::sentinel), with a replica that takes the master's place.
+    pub(crate) async fn sentinel_with_replica() -> Self {
+        let mut redis = Self::sentinel().await;
+        let port = redis.nodes[0].port.to_string();
+        let options = ["--save", "", "--appendonly", "no", "--replicaof", "127.0.0.1", &port];
+        redis.nodes.push(Node::start(&redis._folder, "replica", &options).await);
+        let until = clock::now() + PATIENCE;
+        let is_known =
+            |node: &Node| node.ask(&["SENTINEL", "REPLICAS", "main"]).is_ok_and(|said| said.contains("name"));
+        while !redis.nodes[1].is_in_step() || !redis.sentinel.as_ref().is_some_and(is_known) {
+            assert!(clock::now() < until, "no replica after {PATIENCE:?}");
+            clock::sleep(clock::ms(50)).await;
+        }
+        redis
+    }
+
+    /// A cluster of three masters; a fourth server takes the place of the first one.
+    pub(crate) async fn cluster_with_replica() -> Self {
+        let mut redis = Self::cluster(3).await;
+        let bus = free_port().to_string();
+        let options = ["--save", "", "--appendonly", "no", "--cluster-enabled", "yes", "--cluster-port", &bus];
+        let replica = Node::start(&redis._folder, "replica", &options).await;
+        let own = replica.port.to_string();
+        for node in &redis.nodes {
+            node.ask(&["CLUSTER", "MEET", "127.0.0.1", &own, &bus]).unwrap();
+            node.ask(&["CONFIG", "SET", "cluster-node-timeout", "1500"]).unwrap();
+        }
+        replica.ask(&["CONFIG", "SET", "cluster-node-timeout", "1500"]).unwrap();
+        redis.nodes.push(replica);
+        redis.settle().await;
+        let master = redis.nodes[0].ask(&["CLUSTER", "MYID"]).unwrap();
+        let until = clock::now() + PATIENCE;
+        let mut is_told = false;
+        while !is_told || !redis.nodes[3].is_in_step() {
+            assert!(clock::now() < until, "no replica after {PATIENCE:?}");
+            is_told = is_told || redis.nodes[3].ask(&["CLUSTER", "REPLICATE", &master]).is_ok();
+            clock::sleep(clock::ms(50)).await;
+        }
+        redis
+    }
+
+    /// One server that listens with TLS too: and at which port.
+    pub(crate) async fn with_tls() -> (Self, u16) {
+        let (folder, port) = (Folder::new(), free_port());
+        let (certificate, key) = super::tls::self_signed();
+        let (certificate, key) = (folder.write("cert.pem", certificate), folder.write("key.pem", key));
+        let (certificate, key) = (certificate.to_string_lossy(), key.to_string_lossy());
+        let tls = ["--tls-port", &port.to_string(), "--tls-auth-clients", "no", "--save", ""].map(str::to_owned);
+        let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key].map(str::to_owned);
+        let options: Vec<&str> = tls.iter().chain(&files).map(String::as_str).collect();
+        let node = Node::start(&folder, "one", &options).await;
+        (Self { nodes: vec![node], sentinel: None, is_cluster: false, _folder: folder }, port)
+    }
+
     /// Where it is, as abide takes it.
     pub(crate) fn url(&self) -> String {
         let host = |node: &Node| format!("127.0.0.1:{}", node.port);
@@ -130,6 +184,16 @@ impl Redis {
     /// SIGKILL to all servers, not to a sentinel.
     pub(crate) fn kill(&mut self) {
         self.nodes.iter_mut().for_each(Node::kill);
+    }
+
+    /// SIGKILL to one of them.
+    pub(crate) fn kill_one(&mut self, number: usize) {
+        self.nodes[number].kill();
+    }
+
+    /// What a command comes to at one of them; nothing if it does not answer.
+    pub(crate) fn cli_at(&self, number: usize, words: &[&str]) -> String {
+        self.nodes[number].ask(words).unwrap_or_default()
     }
 
     /// Starts the servers again that are dead, on their ports; what was not on the disk is gone.
@@ -160,7 +224,7 @@ impl Redis {
     /// All keys of all servers, and how many milliseconds each has to live: −1 for ever.
     pub(crate) fn keys(&self) -> Vec<(String, i64)> {
         let mut all = Vec::new();
-        for node in &self.nodes {
+        for node in self.nodes.iter().filter(|node| node.child.is_some()) {
             let keys = node.ask(&["KEYS", "*"]).unwrap();
             for key in keys.lines() {
                 let ttl: i64 = node.ask(&["PTTL", key]).unwrap().parse().unwrap();
@@ -264,6 +328,11 @@ impl Node {
             command.query::<Value>(&mut connection)
         };
         ask().map(|value| shown(&value)).map_err(|error| error.to_string())
+    }
+
+    /// Whether it is a replica that has its master's data.
+    fn is_in_step(&self) -> bool {
+        self.ask(&["INFO", "replication"]).is_ok_and(|said| said.contains("master_link_status:up"))
     }
 
     fn kill(&mut self) {

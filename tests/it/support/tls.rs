@@ -60,6 +60,13 @@ impl Pki {
     }
 }
 
+/// A certificate of this machine that nobody trusts, and its key, as PEM.
+pub(crate) fn self_signed() -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    let here = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    (here.self_signed(&key).unwrap().pem(), key.serialize_pem())
+}
+
 fn authority_without_trust() -> (CertificateDer<'static>, Issuer<'static, KeyPair>) {
     authority("somebody else")
 }

@@ -1,0 +1,162 @@
+//! What `abide run` makes of the files of an earlier run, or of one that is under way.
+
+use std::path::Path;
+
+use tokio::process::Child;
+
+use crate::support::{
+    job::{self, Folder, said},
+    rows::Rows,
+    script::Entry,
+    stage::{end_of, until},
+};
+
+fn posts(server: &Rows, rows: std::ops::Range<u64>) -> String {
+    rows.map(|n| format!("{{\"id\":\"row-{n}\",\"method\":\"POST\",\"url\":\"{}\"}}\n", server.url(n))).collect()
+}
+
+/// A line number that no input has says that the file is broken: nothing is sent, and nothing in it is touched.
+#[tokio::test]
+async fn results_of_a_row_that_no_input_has_are_an_error() {
+    let server = Rows::start(Entry::status(200), [].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", posts(&server, 1..4));
+    let out = folder.file("out.jsonl");
+    let paths = [jobs.as_path(), Path::new("-o"), &out];
+    assert_eq!(job::run("", &paths).await.status.code(), Some(0));
+    let broken = folder.read("out.jsonl").replace("\"line\":2,", "\"line\":1000000000000000,");
+    folder.write("out.jsonl", &broken);
+    for options in ["--resume", "--retry-failed", "--resume --dry-run"] {
+        let output = job::run(options, &paths).await;
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(
+            said(&output).contains("out.jsonl: its line 2 is the result of a row 1000000000000000"),
+            "{}",
+            said(&output)
+        );
+    }
+    assert_eq!((folder.read("out.jsonl"), server.book().arrivals.len()), (broken, 3));
+}
+
+/// Memory follows the results that are there, not the numbers in them.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_far_row_takes_no_more_memory_than_a_near_one() {
+    let server = Rows::start(Entry::status(200), [].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", posts(&server, 1..4));
+    let out = folder.file("out.jsonl");
+    let paths = [jobs.as_path(), Path::new("-o"), &out];
+    assert_eq!(job::run("", &paths).await.status.code(), Some(0));
+    folder.write("out.jsonl", folder.read("out.jsonl").replace("\"line\":3,", "\"line\":9000000000,"));
+    // As much as it may ask for, in KiB.
+    let program = env!("CARGO_BIN_EXE_abide");
+    let limited = format!("ulimit -v 4000000; exec {program} run \"$@\"");
+    let mut command = tokio::process::Command::new("bash");
+    let output = command.args(["-c", &limited, "abide", "--resume"]).args(paths).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    // The row whose result it was is sent again: its line says so.
+    assert_eq!((server.book().arrivals.len(), folder.results("out.jsonl").len()), (4, 4));
+}
+
+/// A run under way, some of whose rows have their results.
+async fn under_way(server: &Rows, paths: &[&Path]) -> Child {
+    let child = job::command("--concurrency 2", paths).spawn().unwrap();
+    until("requests", || server.book().arrivals.len() >= 4).await;
+    child
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn two_runs_do_not_share_their_results() {
+    let slow = Entry { delay_ms: Some(100), ..Entry::status(200) };
+    let server = Rows::start(slow, [].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", posts(&server, 0..40));
+    let out = folder.file("out.jsonl");
+    let paths = [jobs.as_path(), Path::new("-o"), &out];
+    let mut first = under_way(&server, &paths).await;
+    for options in ["", "--resume", "--retry-failed"] {
+        let second = job::run(options, &paths).await;
+        assert_eq!(second.status.code(), Some(2), "{}", said(&second));
+        assert!(said(&second).contains("out.jsonl: another run is writing it"), "{}", said(&second));
+    }
+    // Nothing is held by one that is dead.
+    first.kill().await.unwrap();
+    let third = job::run("--resume", &paths).await;
+    assert_eq!(third.status.code(), Some(1), "{}", said(&third));
+    let unknown = said(&third).matches("may have sent it").count();
+    assert_eq!(folder.results("out.jsonl").len() + unknown, 40);
+    assert!(server.book().keys.values().all(|keys| keys.len() == 1), "a row was sent twice");
+}
+
+/// Also while a run puts its files in place anew.
+#[cfg(unix)]
+#[tokio::test]
+async fn files_that_are_written_anew_stay_locked() {
+    let slow = Entry { delay_ms: Some(2_000), ..Entry::status(200) };
+    let server = Rows::start(Entry::status(200), [(3, vec![slow])].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", posts(&server, 1..4));
+    let out = folder.file("out.jsonl");
+    let journal = abide::bulk::Bulk::new(abide::Client::new()).journal(folder.file("out.jsonl.journal"));
+    let child = job::command("", &[&jobs, Path::new("-o"), &out]).spawn().unwrap();
+    until("requests", || server.book().arrivals.len() == 3).await;
+    // The journal was replaced when it was bound to its input.
+    let run = journal.resume().run(futures_util::stream::empty());
+    let why = run.error().map(ToString::to_string).unwrap_or_default();
+    assert!(why.contains("out.jsonl.journal: another run is writing it"), "{why}");
+    drop(run);
+    assert_eq!(end_of(child).await.status.code(), Some(0));
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn what_is_no_file_is_shared() {
+    let slow = Entry { delay_ms: Some(100), ..Entry::status(200) };
+    let server = Rows::start(slow, [].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", posts(&server, 0..20));
+    for out in ["/dev/null", "-"] {
+        let paths = [jobs.as_path(), Path::new("-o"), Path::new(out)];
+        let before = server.book().arrivals.len();
+        let (first, second) = tokio::join!(job::run("", &paths), job::run("", &paths));
+        assert_eq!(
+            (first.status.code(), second.status.code()),
+            (Some(0), Some(0)),
+            "{}{}",
+            said(&first),
+            said(&second)
+        );
+        assert_eq!(server.book().arrivals.len() - before, 40);
+    }
+}
+
+/// Whoever sends failed rows again is told first what that may do twice.
+#[tokio::test]
+async fn rows_that_may_be_executed_twice_are_counted_before_they_are_sent() {
+    let failing = |status| vec![Entry::status(status), Entry::status(200)];
+    let rows = [(1, failing(500)), (2, failing(503)), (3, failing(404)), (4, failing(500)), (5, failing(500))];
+    let server = Rows::start(Entry::status(200), rows.into()).await;
+    let folder = Folder::new();
+    let get = format!("{{\"url\":\"{}\"}}\n", server.url(4));
+    let keyed = format!("{{\"method\":\"POST\",\"url\":\"{}\",\"idempotency_key\":\"k\"}}\n", server.url(5));
+    let jobs = folder.write("jobs.jsonl", [&posts(&server, 0..4), &get, &keyed].map(String::as_str).concat());
+    let out = folder.file("out.jsonl");
+    let paths = [jobs.as_path(), Path::new("-o"), &out];
+    let told = "2 rows that failed may have been executed, have no key, and are not safe to repeat";
+    assert_eq!(job::run("--max-attempts 1", &paths).await.status.code(), Some(1));
+    let results = folder.results("out.jsonl");
+    let marked: Vec<u64> =
+        results.iter().filter(|(_, result)| result["maybe_executed"] == true).map(|(line, _)| *line).collect();
+    assert_eq!(marked, [2, 3]);
+    // One that sends none of them says nothing of them.
+    assert!(!said(&job::run("--resume", &paths).await).contains(told));
+    let dry = job::run("--retry-failed --dry-run", &paths).await;
+    assert!(said(&dry).contains(told), "{}", said(&dry));
+    let again = job::run("--retry-failed", &paths).await;
+    assert_eq!(again.status.code(), Some(0), "{}", said(&again));
+    assert!(said(&again).contains(&format!("{told}: they are sent again")), "{}", said(&again));
+    // Now they are done.
+    assert!(!said(&job::run("--retry-failed", &paths).await).contains("may have been executed"));
+}
