@@ -140,7 +140,7 @@ impl Adapter {
         if once {
             request.send_once();
         }
-        run::run(&self.inner, request, transport).await
+        run::run(&self.inner, &mut request, transport).await
     }
 }
 

@@ -151,8 +151,11 @@ impl Ledger {
 
     /// The youngest slice, after those that are past have left. A `now` that goes back changes nothing.
     fn at(&mut self, budget: &RetryBudget, now: Instant) -> &mut Slice {
-        let slice = budget.slice();
-        let passed = now.saturating_duration_since(self.head).as_nanos() / slice.as_nanos().max(1);
+        let (slice, passed) = (budget.slice(), now.saturating_duration_since(self.head));
+        if passed < slice {
+            return &mut self.slices[0];
+        }
+        let passed = passed.as_nanos() / slice.as_nanos().max(1);
         if passed >= u128::from(SLICES) {
             *self = Self::new(now);
         } else if let Ok(passed @ 1..) = u32::try_from(passed) {

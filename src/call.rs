@@ -3,7 +3,7 @@
 //! Invariant: pure. No I/O, no clock, no rng of its own: `now` and the rng are arguments. Drivers ask [`Call::next`]
 //! what to do, do it, and tell what came of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use rand::Rng;
 use tokio::time::Instant;
@@ -252,8 +252,8 @@ impl Call {
         &self.history
     }
 
-    pub(crate) fn into_history(self) -> History {
-        self.history
+    pub(crate) fn take_history(&mut self) -> History {
+        mem::take(&mut self.history)
     }
 
     fn is_late(&self, now: Instant) -> bool {

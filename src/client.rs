@@ -130,7 +130,8 @@ impl Client {
     /// # Cancel safety
     /// Dropping the future gives back permit, slot and retry budget; a request that was on the wire may be executed.
     pub async fn execute(&self, request: Request) -> Result<Response, Error> {
-        self.run(request, Options::default()).await
+        let mut request = self.outgoing(request, Options::default())?;
+        self.run(&mut request).await
     }
 
     /// The limiter, for a look or to share it.
@@ -138,26 +139,31 @@ impl Client {
         &self.inner.limiter
     }
 
-    pub(crate) async fn run(&self, request: Request, options: Options) -> Result<Response, Error> {
+    /// The request of a call, for [`run`](Self::run).
+    pub(crate) fn outgoing(&self, mut request: Request, options: Options) -> Result<Outgoing, Error> {
         if let Some(policy) = &options.policy {
             policy.check()?;
         }
-        let request = Outgoing::new(&self.inner, self.without_user(request)?, options)?;
+        self.move_user(&mut request)?;
+        Outgoing::new(&self.inner, request, options)
+    }
+
+    pub(crate) async fn run(&self, request: &mut Outgoing) -> Result<Response, Error> {
         run::run(&self.inner, request, self).await
     }
 
     /// A user name in the URL becomes a header, as reqwest makes it of a URL that it is given: RFC 9110 §4.2.4 forbids
     /// to send it as it is.
-    fn without_user(&self, mut request: Request) -> Result<Request, Error> {
+    fn move_user(&self, request: &mut Request) -> Result<(), Error> {
         if request.url().username().is_empty() && request.url().password().is_none() {
-            return Ok(request);
+            return Ok(());
         }
         let moved = self.http.get(request.url().clone()).build().map_err(|error| Error::transport(error.into()))?;
         *request.url_mut() = moved.url().clone();
         if let Some(basic) = moved.headers().get(AUTHORIZATION) {
             request.headers_mut().entry(AUTHORIZATION).or_insert_with(|| basic.clone());
         }
-        Ok(request)
+        Ok(())
     }
 
     pub(crate) fn from_parts(http: reqwest::Client, in_place: Option<InPlace>, inner: Inner) -> Self {
@@ -205,8 +211,9 @@ impl Client {
     pub(crate) fn key_of(&self, request: &Request) -> crate::Key {
         let mut whole = Request::new(request.method().clone(), request.url().clone());
         *whole.headers_mut() = request.headers().clone();
-        let whole = self.without_user(whole);
-        let mut whole = whole.unwrap_or_else(|_| Request::new(request.method().clone(), request.url().clone()));
+        if self.move_user(&mut whole).is_err() {
+            whole = Request::new(request.method().clone(), request.url().clone());
+        }
         crate::outgoing::add_defaults(whole.headers_mut(), &self.inner.defaults);
         crate::key_by::key(&self.inner.key_by, &whole, &self.inner.credentials)
     }
@@ -217,10 +224,10 @@ impl Client {
 }
 
 impl Transport for &Client {
-    async fn send(&mut self, request: Request) -> Result<Response, BoxError> {
+    async fn send(&mut self, request: impl FnOnce() -> Request + Send) -> Result<Response, BoxError> {
         match &self.in_place {
-            None => self.http.execute(request).await.map_err(Into::into),
-            Some(in_place) => in_place(request).await,
+            None => self.http.execute(request()).await.map_err(Into::into),
+            Some(in_place) => in_place(request()).await,
         }
     }
 }

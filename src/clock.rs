@@ -26,6 +26,12 @@ pub(crate) fn sleep_until(until: Instant) -> Sleep {
     tokio::time::sleep_until(until)
 }
 
+/// Waits until then, and tells the time.
+pub(crate) async fn wait_until(until: Instant) -> Instant {
+    sleep_until(until).await;
+    now()
+}
+
 /// What the future gives, or `None` if `until` comes first. When both are there, the future's.
 pub(crate) fn before<F: Future>(until: Option<Instant>, future: F) -> Before<F> {
     Before { future, until, timer: None }

@@ -204,12 +204,12 @@ where
         poll_fn(|cx| self.inner.poll_ready(cx)).await.map_err(Into::into)
     }
 
-    async fn send(&mut self, mut request: Request) -> Result<Response, BoxError> {
+    async fn send(&mut self, request: impl FnOnce() -> Request + Send) -> Result<Response, BoxError> {
         let mut sent = http::Request::new(self.body.take().ok_or("the body was sent already")?);
         *sent.method_mut() = self.parts.method.clone();
         *sent.uri_mut() = self.parts.uri.clone();
         *sent.version_mut() = self.parts.version;
-        *sent.headers_mut() = std::mem::take(request.headers_mut());
+        *sent.headers_mut() = std::mem::take(request().headers_mut());
         *sent.extensions_mut() = self.parts.extensions.clone();
         let response = self.inner.call(sent).await.map_err(Into::into)?;
         Ok(response.map(body::erase).into())
@@ -229,8 +229,8 @@ where
         poll_fn(|cx| self.0.poll_ready(cx)).await.map_err(Into::into)
     }
 
-    async fn send(&mut self, request: Request) -> Result<Response, BoxError> {
-        self.0.call(request).await.map_err(Into::into)
+    async fn send(&mut self, request: impl FnOnce() -> Request + Send) -> Result<Response, BoxError> {
+        self.0.call(request()).await.map_err(Into::into)
     }
 }
 

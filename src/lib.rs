@@ -55,6 +55,7 @@ mod call;
 mod repeat;
 mod pause;
 mod wire;
+mod head;
 mod transport;
 #[cfg(any(feature = "tower", feature = "middleware"))]
 mod adapter;

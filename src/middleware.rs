@@ -123,9 +123,9 @@ struct Rest<'a, 'n> {
 }
 
 impl Transport for Rest<'_, '_> {
-    async fn send(&mut self, request: Request) -> Result<Response, BoxError> {
+    async fn send(&mut self, request: impl FnOnce() -> Request + Send) -> Result<Response, BoxError> {
         self.word = None;
-        let result = self.next.clone().run(request, self.extensions).await;
+        let result = self.next.clone().run(request(), self.extensions).await;
         #[cfg(feature = "reqwest-retry")]
         {
             self.word = self.middleware.strategy.as_ref().map(|strategy| strategy.judge(&result));

@@ -1,6 +1,13 @@
 //! The request of a call, as it stands: it makes each attempt's request and changes with each hop.
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    ops::{Deref, DerefMut},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -29,9 +36,13 @@ pub(crate) type HeadersWith =
 pub(crate) type OnAttempt = Arc<dyn Fn(&mut Request, u32) + Send + Sync>;
 pub(crate) type BodyWith = Arc<dyn Fn() -> Body + Send + Sync>;
 
-/// What one request overrides.
+/// What one request overrides: mostly nothing, which takes no room while the request is moved.
 #[derive(Clone, Default)]
-pub(crate) struct Options {
+pub(crate) struct Options(Option<Box<Overrides>>);
+
+/// See [`Options`].
+#[derive(Clone, Default)]
+pub(crate) struct Overrides {
     pub(crate) key: Option<Key>,
     pub(crate) units: Vec<(Unit, u32)>,
     pub(crate) deadline: Option<Duration>,
@@ -43,6 +54,43 @@ pub(crate) struct Options {
     pub(crate) idempotency_key: Option<KeyFrom>,
     pub(crate) idempotent: bool,
     pub(crate) escort: Option<Arc<dyn Escort>>,
+}
+
+impl Overrides {
+    const NONE: &'static Self = &Self {
+        key: None,
+        units: Vec::new(),
+        deadline: None,
+        policy: None,
+        buffered: None,
+        body_with: None,
+        on_attempt: None,
+        headers_with: None,
+        idempotency_key: None,
+        idempotent: false,
+        escort: None,
+    };
+}
+
+impl From<Overrides> for Options {
+    fn from(overrides: Overrides) -> Self {
+        Self(Some(Box::new(overrides)))
+    }
+}
+
+impl Deref for Options {
+    type Target = Overrides;
+
+    fn deref(&self) -> &Overrides {
+        self.0.as_deref().unwrap_or(Overrides::NONE)
+    }
+}
+
+/// Only for what is set: it makes room.
+impl DerefMut for Options {
+    fn deref_mut(&mut self) -> &mut Overrides {
+        self.0.get_or_insert_default()
+    }
 }
 
 /// Whoever runs many calls at once: told where each of them stands.
@@ -63,7 +111,7 @@ pub(crate) enum KeyFrom {
     Chance,
 }
 
-impl Options {
+impl Overrides {
     /// States the units of one kind; zero states that none is used.
     pub(crate) fn state(&mut self, unit: Unit, units: u32) {
         if self.units.is_empty() {
@@ -86,6 +134,8 @@ const COLLECTED: u64 = 1024 * 1024;
 pub(crate) struct Outgoing {
     template: Request,
     payload: Payload,
+    /// What goes on the wire next, if it is not as the template.
+    touched: Option<Box<Request>>,
     pub(crate) options: Options,
     /// The limiter key of this hop.
     pub(crate) key: Key,
@@ -108,25 +158,36 @@ enum Payload {
 }
 
 impl Outgoing {
-    pub(crate) fn new(client: &Inner, mut template: Request, mut options: Options) -> Result<Self, Error> {
+    pub(crate) fn new(client: &Inner, mut template: Request, options: Options) -> Result<Self, Error> {
         if !matches!(template.url().scheme(), "http" | "https") || !template.url().has_host() {
             return Err(Error::builder("the URL must be http or https, with a host").with_url(template.url()));
         }
         add_defaults(template.headers_mut(), &client.defaults);
         let name = client.scheme.name();
-        match options.idempotency_key.take() {
-            Some(KeyFrom::Caller(key)) => drop(template.headers_mut().insert(name, client.scheme.value(&key)?)),
+        match &options.idempotency_key {
+            Some(KeyFrom::Caller(key)) => drop(template.headers_mut().insert(name, client.scheme.value(key)?)),
             Some(KeyFrom::Chance) => drop(template.headers_mut().insert(name, client.scheme.fresh()?)),
             None => {}
         }
-        let payload = match (options.body_with.take(), template.body().is_some_and(|body| body.as_bytes().is_none())) {
-            (Some(make), _) => Payload::Made(make),
+        let payload = match (&options.body_with, template.body().is_some_and(|body| body.as_bytes().is_none())) {
+            (Some(make), _) => Payload::Made(Arc::clone(make)),
             (None, true) => Payload::Once(template.body_mut().take()),
             (None, false) => Payload::Shared,
         };
         let key = options.key.unwrap_or_else(|| key_by::key(&client.key_by, &template, &client.credentials));
         let keyed = client.scheme.key_of(template.headers())?;
-        Ok(Self { template, payload, options, key, keyed, home: true, hops: 0, polling: false, visited: Vec::new() })
+        Ok(Self {
+            template,
+            payload,
+            touched: None,
+            options,
+            key,
+            keyed,
+            home: true,
+            hops: 0,
+            polling: false,
+            visited: Vec::new(),
+        })
     }
 
     pub(crate) fn method(&self) -> &Method {
@@ -164,11 +225,11 @@ impl Outgoing {
     /// # Errors
     /// A part could not be read.
     pub(crate) async fn collect(&mut self) -> Result<(), Error> {
+        let Payload::Once(body @ Some(_)) = &mut self.payload else { return Ok(()) };
         let headers = self.template.headers();
         let is_form = headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"multipart/form-data"));
         let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if let Payload::Once(body @ Some(_)) = &mut self.payload
-            && is_form
+        if is_form
             && length.is_some_and(|length| length <= COLLECTED)
             && let Some(stream) = body.take()
         {
@@ -185,21 +246,45 @@ impl Outgoing {
         self.payload = Payload::Once(Some(Body::default()));
     }
 
-    /// The request of the next attempt or hop. A stream goes with it for good.
+    /// Whether the caller's code makes the body, which is to be done before anything is committed.
+    pub(crate) fn makes_body(&self) -> bool {
+        matches!(self.payload, Payload::Made(_))
+    }
+
+    /// The request of the next attempt or hop, as `touch` leaves it: [`wire`](Self::wire) gives it.
+    pub(crate) fn touch(&mut self, client: &Inner, touch: impl FnOnce(&mut Request)) -> Result<(), Error> {
+        let mut request = self.wire();
+        touch(&mut request);
+        self.check(&request, client)?;
+        self.touched = Some(Box::new(request));
+        Ok(())
+    }
+
+    /// The next attempt or hop, as far as it shows in logs.
+    pub(crate) fn shown(&self) -> &Request {
+        self.touched.as_deref().unwrap_or(&self.template)
+    }
+
+    /// The request of the next attempt or hop, made as late as can be. A stream goes with it for good.
     pub(crate) fn wire(&mut self) -> Request {
+        if let Some(touched) = self.touched.take() {
+            return *touched;
+        }
         // The template never holds a stream, so it can always be cloned.
         let fresh = || Request::new(self.template.method().clone(), self.template.url().clone());
-        let mut request = self.template.try_clone().unwrap_or_else(fresh);
-        match &mut self.payload {
-            Payload::Shared => {}
-            Payload::Once(body) => *request.body_mut() = body.take(),
-            Payload::Made(make) => *request.body_mut() = Some(make()),
-        }
+        let copy = || self.template.try_clone().unwrap_or_else(fresh);
+        let body = match &mut self.payload {
+            Payload::Shared => return copy(),
+            Payload::Once(body) => body.take(),
+            Payload::Made(make) => Some(make()),
+        };
+        let mut request = copy();
+        *request.body_mut() = body;
         request
     }
 
     /// What `headers_with` and `on_attempt` must leave as it is.
-    pub(crate) fn check(&self, request: &Request, client: &Inner) -> Result<(), Error> {
+    fn check(&self, request: &Request, client: &Inner) -> Result<(), Error> {
         let name = client.scheme.name();
         if !same_origin(request.url(), self.url()) {
             return Err(Error::builder("on_attempt must not change scheme, host or port").with_url(self.url()));

@@ -219,8 +219,10 @@ impl RequestBuilder {
     /// # Cancel safety
     /// Dropping the future gives back permit, slot and retry budget; a request that was on the wire may be executed.
     pub async fn send(self) -> Result<Response, Error> {
-        let request = self.request.build().map_err(|error| Error::transport(error.into()))?;
-        self.client.run(request, self.options).await
+        let Self { client, request, options } = self;
+        let request = request.build().map_err(|error| Error::transport(error.into()))?;
+        let mut request = client.outgoing(request, options)?;
+        client.run(&mut request).await
     }
 
     fn map(self, change: impl FnOnce(reqwest::RequestBuilder) -> reqwest::RequestBuilder) -> Self {

@@ -7,7 +7,7 @@
 //! | the share of retries | `budget.rs`, by [`Wire::withdraw`] |
 //! | one request on the wire, and what its answer says | [`Wire::send`] |
 
-use std::{future::Future, sync::Arc};
+use std::sync::Arc;
 
 use reqwest::Response;
 use tracing::Instrument;
@@ -27,26 +27,22 @@ use crate::{
 ///
 /// # Cancel safety
 /// Dropping the future at any await gives back permit, slot and retry budget.
-pub(crate) fn run<'a, T: Transport + 'a>(
-    client: &'a Inner,
-    request: Outgoing,
-    transport: T,
-) -> impl Future<Output = Result<Response, Error>> + Send + 'a {
-    let (span, now) = (telemetry::call(request.key), clock::now());
+pub(crate) async fn run<T: Transport>(client: &Inner, request: &mut Outgoing, transport: T) -> Result<Response, Error> {
+    let (span, mut now) = (telemetry::call(request.key), clock::now());
     let policy = request.options.policy.as_ref().unwrap_or(&client.policy);
     let mut call = Call::new(Arc::clone(policy), request.options.deadline, now);
     let mut wire = Wire::new(client, request, (transport, span.clone()), (&call, now));
-    // A block, as the arguments of an `async fn` lie in its future twice, and a future is moved before it is polled.
-    let drive = async move {
+    // It borrows what is large: a future is moved, all of it, before it is first polled.
+    let drive = async {
         loop {
-            match call.next(clock::now()) {
+            now = match call.next(now) {
                 Step::Acquire => wire.acquire(&mut call).await,
                 Step::Withdraw => wire.withdraw(&mut call),
                 Step::Send(number) => wire.send(&mut call, number).await,
-                Step::WaitUntil(when) => clock::sleep_until(when).await,
-                Step::Return => return wire.finish(call),
+                Step::WaitUntil(when) => clock::wait_until(when).await,
+                Step::Return => return wire.finish(&mut call),
             }
         }
     };
-    drive.instrument(span)
+    drive.instrument(span).await
 }

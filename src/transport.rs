@@ -13,8 +13,11 @@ pub(crate) trait Transport: Send {
         ready(Ok(()))
     }
 
-    /// One request on the wire, to the head of its answer.
-    fn send(&mut self, request: Request) -> impl Future<Output = Result<Response, BoxError>> + Send;
+    /// One request on the wire, to the head of its answer. It is made where it is sent, as moving one is dear.
+    fn send(
+        &mut self,
+        request: impl FnOnce() -> Request + Send,
+    ) -> impl Future<Output = Result<Response, BoxError>> + Send;
 
     /// What its own classifier says of the last result; `None`: it has none.
     fn word(&self) -> Option<Verdict> {

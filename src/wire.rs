@@ -5,20 +5,20 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bytes::Bytes;
 use http::HeaderMap;
 use rand::{Rng, TryRng};
-use reqwest::{Request, Response};
+use reqwest::Response;
 use tokio::time::Instant;
 use tracing::Span;
 
 use crate::{
-    Error, Key, Verdict,
+    BoxError, Error, Key, Verdict,
     body::{self, End},
     call::{Call, Onward, Outcome},
     client::Inner,
     clock,
     event::{Event, emit, is_heard},
+    head::{Head, Needs, earliest},
     headers::{self, Hints},
     limit::{Ask, Permit, Refused, Route},
     outgoing::Outgoing,
@@ -34,7 +34,7 @@ use crate::{
 pub(crate) struct Wire<'a, T> {
     client: &'a Inner,
     transport: T,
-    request: Outgoing,
+    request: &'a mut Outgoing,
     permit: Option<Permit>,
     withdrawal: Option<Withdrawal<'a>>,
     /// What the call ends with if nothing better comes; a response stays whole until the next commit.
@@ -45,17 +45,6 @@ pub(crate) struct Wire<'a, T> {
     span: Span,
 }
 
-/// A head, and what of the body was needed.
-struct Head {
-    response: Response,
-    hints: Hints,
-    body: Option<Bytes>,
-    received: Instant,
-    onward: Onward,
-    hop: Option<Hop>,
-    long: bool,
-}
-
 /// What of an unwanted body is read, so that its connection can be used again: beyond, a new one costs less.
 const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 
@@ -63,13 +52,10 @@ const DRAIN: (usize, Duration) = (64 * 1024, Duration::from_millis(50));
 /// asks sooner is given a new one.
 const POOLED: Duration = Duration::from_millis(1);
 
-/// What of an error body is read for a wait that the head does not name. It is small, and follows its head at once.
-const ERROR_BODY: (usize, Duration) = (headers::MAX_BODY, Duration::from_millis(250));
-
 impl<'a, T: Transport> Wire<'a, T> {
     pub(crate) fn new(
         client: &'a Inner,
-        request: Outgoing,
+        request: &'a mut Outgoing,
         (transport, span): (T, Span),
         (call, now): (&Call, Instant),
     ) -> Self {
@@ -79,8 +65,8 @@ impl<'a, T: Transport> Wire<'a, T> {
         Self { client, transport, request, permit: None, withdrawal: None, last: None, hop: None, sent: 0, span }
     }
 
-    /// Waits for a permit.
-    pub(crate) async fn acquire(&mut self, call: &mut Call) {
+    /// Waits for a permit. Tells when it is, as all steps do.
+    pub(crate) async fn acquire(&mut self, call: &mut Call) -> Instant {
         let ask = Ask {
             key: &self.request.key,
             route: Some(Route::of(self.request.method(), self.request.url().path())),
@@ -97,10 +83,12 @@ impl<'a, T: Transport> Wire<'a, T> {
             }
             Ok::<_, Refused>(permit)
         };
-        match clock::before(call.deadline(), admitted).await {
+        let admitted = clock::before(call.deadline(), admitted).await;
+        let now = clock::now();
+        match admitted {
             Some(Ok(permit)) => {
                 self.permit = Some(permit);
-                call.on_permit(clock::now());
+                call.on_permit(now);
             }
             Some(Err(refused)) => {
                 let (key, retry_at) = (self.request.key, refused.retry_at());
@@ -115,40 +103,47 @@ impl<'a, T: Transport> Wire<'a, T> {
                 self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
             }
         }
+        now
     }
 
     /// Asks the retry budget.
-    pub(crate) fn withdraw(&mut self, call: &mut Call) {
-        let key = self.request.key;
+    pub(crate) fn withdraw(&mut self, call: &mut Call) -> Instant {
+        let (key, now) = (self.request.key, clock::now());
         let granted =
-            call.policy().retry_budget().is_none_or(|budget| self.client.ledgers().withdraw(key, budget, clock::now()));
+            call.policy().retry_budget().is_none_or(|budget| self.client.ledgers().withdraw(key, budget, now));
         self.withdrawal = granted.then(|| Withdrawal { client: self.client, key, spent: false });
         call.on_budget(granted);
         self.tell_wait(call);
+        now
     }
 
     /// Sends one request and takes in what came of it.
-    pub(crate) async fn send(&mut self, call: &mut Call, number: u32) {
+    pub(crate) async fn send(&mut self, call: &mut Call, number: u32) -> Instant {
         let prepared = clock::before(call.deadline(), self.prepare(number)).await;
-        let request = match prepared.unwrap_or_else(|| Err(Error::cut(Cause::Deadline, SentState::NotSent))) {
-            Ok(request) if call.may_send(clock::now()) => request,
-            Ok(_) => {
+        let now = clock::now();
+        match prepared.unwrap_or_else(|| Err(Error::cut(Cause::Deadline, SentState::NotSent))) {
+            Ok(()) if call.may_send(now) => {}
+            Ok(()) => {
                 self.permit = None;
                 self.last.get_or_insert_with(|| Err(Error::cut(Cause::Deadline, SentState::NotSent)));
-                return;
+                return now;
             }
-            Err(error) => return self.unsent(call, error),
-        };
-        let now = self.commit(call, number);
-        match self.exchange(call, request, now).await {
-            Ok(head) => self.answered(call, number, head).await,
-            Err((error, hints)) => self.failed(call, number, error, &hints),
+            Err(error) => {
+                self.unsent(call, error, now);
+                return now;
+            }
+        }
+        self.commit(call, number, now);
+        let result = self.exchange(call, now).await;
+        match self.take_in(call, number, result) {
+            (Some(verdict), _) if !call.is_over() => Box::pin(self.keep(call, verdict)).await,
+            (_, now) => now,
         }
     }
 
     /// The end: the last response with its history, else the error with it.
-    pub(crate) fn finish(mut self, call: Call) -> Result<Response, Error> {
-        let history = call.into_history();
+    pub(crate) fn finish(&mut self, call: &mut Call) -> Result<Response, Error> {
+        let history = call.take_history();
         let (key, stop, attempts) = (self.request.key, history.stop(), history.attempts().len());
         emit(self.client.observer(), || Event::Ended { key, stop, attempts });
         let late = || Err(Error::cut(Cause::Deadline, SentState::NotSent).with_url(self.request.url()));
@@ -165,40 +160,40 @@ impl<'a, T: Transport> Wire<'a, T> {
         }
     }
 
-    /// The request of this attempt, with what the caller adds to it.
-    async fn prepare(&mut self, number: u32) -> Result<Request, Error> {
+    /// What the caller adds to the request of this attempt.
+    async fn prepare(&mut self, number: u32) -> Result<(), Error> {
         let client = self.client;
         self.request.collect().await?;
         self.transport.ready().await.map_err(Error::transport)?;
-        let mut fresh = HeaderMap::new();
+        let mut fresh = None;
         if self.request.is_home() {
             for headers_with in [&client.headers_with, &self.request.options.headers_with].into_iter().flatten() {
-                replace(&mut fresh, headers_with(number).await.map_err(Error::headers)?);
+                let more = headers_with(number).await.map_err(Error::headers)?;
+                replace(fresh.get_or_insert_default(), more);
             }
         }
         let touch = self.request.options.on_attempt.clone().filter(|_| self.request.is_home());
-        let mut request = self.request.wire();
-        if fresh.is_empty() && touch.is_none() {
-            return Ok(request);
+        if fresh.is_none() && touch.is_none() && !self.request.makes_body() {
+            return Ok(());
         }
-        replace(request.headers_mut(), fresh);
-        if let Some(touch) = touch {
-            touch(&mut request, number);
-        }
-        self.request.check(&request, client)?;
-        Ok(request)
+        self.request.touch(client, |request| {
+            replace(request.headers_mut(), fresh.unwrap_or_default());
+            if let Some(touch) = touch {
+                touch(request, number);
+            }
+        })
     }
 
-    fn unsent(&mut self, call: &mut Call, error: Error) {
+    fn unsent(&mut self, call: &mut Call, error: Error, now: Instant) {
         self.permit = None;
         if !matches!(self.last, Some(Ok(_))) {
             self.last = Some(Err(error));
         }
-        call.on_unsent(clock::now());
+        call.on_unsent(now);
     }
 
     /// The point of no return.
-    fn commit(&mut self, call: &mut Call, number: u32) -> Instant {
+    fn commit(&mut self, call: &mut Call, number: u32, now: Instant) {
         self.last = None;
         if let Some(mut withdrawal) = self.withdrawal.take() {
             withdrawal.spent = true;
@@ -206,23 +201,34 @@ impl<'a, T: Transport> Wire<'a, T> {
         if let Some(permit) = &mut self.permit {
             permit.commit();
         }
-        let now = clock::now();
         call.on_sent(now);
         self.request.options.escort.iter().for_each(|escort| escort.sent());
         let (key, waited) = (self.request.key, call.waited());
         emit(self.client.observer(), || Event::Sent { key, attempt: number, waited });
-        now
     }
 
     /// One request on the wire: the head, and as much of the body as the verdict needs.
-    async fn exchange(&mut self, call: &mut Call, request: Request, now: Instant) -> Result<Head, (Error, Hints)> {
-        let (until, cause) = call.cut(now);
-        let sending = Sending::start(&request, self.sent);
+    async fn exchange(&mut self, call: &Call, now: Instant) -> Result<Head, (Error, Hints)> {
+        let cut = call.cut(now);
+        let sending = Sending::start(self.request.shown(), self.sent);
         self.sent = self.sent.saturating_add(1);
-        let sent = clock::before(until, sending.within(self.transport.send(request))).await;
+        let sent = clock::before(cut.0, sending.within(self.transport.send(|| self.request.wire()))).await;
+        let head = self.head(call, sending, sent.ok_or(cut.1))?;
+        match head.needs {
+            Needs::Nothing => Ok(head),
+            _ => Box::pin(head.with_body(call, cut)).await,
+        }
+    }
+
+    fn head(
+        &mut self,
+        call: &Call,
+        sending: Sending,
+        sent: Result<Result<Response, BoxError>, Cause>,
+    ) -> Result<Head, (Error, Hints)> {
         let result = match sent {
-            Some(result) => result.map_err(Error::transport),
-            None => Err(Error::cut(cause, SentState::Unknown)),
+            Ok(result) => result.map_err(Error::transport),
+            Err(cause) => Err(Error::cut(cause, SentState::Unknown)),
         };
         let response = match result {
             Ok(response) => response,
@@ -231,38 +237,38 @@ impl<'a, T: Transport> Wire<'a, T> {
                 return Err((error, Hints::default()));
             }
         };
-        let received = clock::now();
+        let (received, wall) = (clock::now(), clock::wall());
         sending.answered(&response, received);
-        let wall = clock::wall();
         let hints = headers::read(response.status(), response.headers(), None, wall);
         self.tell_unread(&response, wall);
         let (onward, hop) = self.request.onward(&response, &hints, self.client, call);
-        let mut head = Head { response, hints, body: None, received, onward, hop, long: false };
+        self.hop = hop;
         let limit = self.request.options.buffered.max(call.policy().body_limit());
-        if let (Some(limit), Onward::No) = (limit, onward) {
-            let (mut taken, end) = Box::pin(body::read(head.response, limit, until)).await;
-            match end {
-                End::Whole => head.body = Some(taken.bytes()),
-                End::Long => head.long = true,
-                End::Late => return Err((Error::cut(cause, SentState::Sent), head.hints)),
-                End::Broken => return Err((broken(taken.take_error()), head.hints)),
-            }
-            head.response = taken.into_response();
-        } else if told::may_be_in_body(&head.response, &head.hints, call.policy()) {
-            let until = earliest(received.checked_add(ERROR_BODY.1), call.deadline());
-            let (taken, end) = Box::pin(body::read(head.response, ERROR_BODY.0, until)).await;
-            head.body = (end == End::Whole).then(|| taken.bytes());
-            head.response = taken.into_response();
-        }
-        if let Some(body) = &head.body
-            && told::may_be_in_body(&head.response, &head.hints, call.policy())
-        {
-            head.hints = headers::read(head.response.status(), head.response.headers(), Some(body), wall);
-        }
-        Ok(head)
+        let needs = match limit {
+            Some(limit) if onward == Onward::No => Needs::Whole(limit),
+            _ if told::may_be_in_body(&response, &hints, call.policy()) => Needs::Wait,
+            _ => Needs::Nothing,
+        };
+        Ok(Head { response, hints, body: None, received, wall, onward, long: false, needs })
     }
 
-    async fn answered(&mut self, call: &mut Call, number: u32, head: Head) {
+    /// What came of it, for the call and for the limiter.
+    fn take_in(
+        &mut self,
+        call: &mut Call,
+        number: u32,
+        result: Result<Head, (Error, Hints)>,
+    ) -> (Option<Verdict>, Instant) {
+        match result {
+            Ok(head) => {
+                let received = head.received;
+                (Some(self.answered(call, number, head)), received)
+            }
+            Err((error, hints)) => (None, self.failed(call, number, error, &hints)),
+        }
+    }
+
+    fn answered(&mut self, call: &mut Call, number: u32, head: Head) -> Verdict {
         let answer = Answer {
             method: self.request.method(),
             status: Some(head.response.status()),
@@ -285,11 +291,15 @@ impl<'a, T: Transport> Wire<'a, T> {
         {
             permit.observe(&hints);
         }
-        self.hop = head.hop;
-        self.keep(call, verdict, head.response).await;
+        match call.is_over() {
+            true => self.hand_over(head.response),
+            false => self.last = Some(Ok(head.response)),
+        }
+        verdict
     }
 
-    fn failed(&mut self, call: &mut Call, number: u32, error: Error, hints: &Hints) {
+    fn failed(&mut self, call: &mut Call, number: u32, error: Error, hints: &Hints) -> Instant {
+        let now = clock::now();
         let (cause, sent) = (error.cause().unwrap_or(Cause::Other), error.sent());
         let answer = Answer {
             method: self.request.method(),
@@ -302,7 +312,7 @@ impl<'a, T: Transport> Wire<'a, T> {
         };
         let repeat = self.request.repeat(self.client);
         let outcome = Outcome { answer, hints, body: None, onward: Onward::No, repeat };
-        let _ = call.on_result(&outcome, clock::now(), &mut Chance(self.client));
+        let _ = call.on_result(&outcome, now, &mut Chance(self.client));
         self.request.options.escort.iter().for_each(|escort| escort.landed(false));
         let key = self.request.key;
         emit(self.client.observer(), || Event::Failed { key, attempt: number, cause, sent });
@@ -311,22 +321,28 @@ impl<'a, T: Transport> Wire<'a, T> {
         }
         self.last = Some(Err(error.with_url(self.request.url())));
         self.tell_wait(call);
+        now
     }
 
-    /// Hands the response over, or keeps it until the next commit, so that its connection and its slot are free.
-    async fn keep(&mut self, call: &Call, verdict: Verdict, response: Response) {
-        if call.is_over() {
-            let held = self.permit.take().filter(Permit::holds_slot);
-            self.last = Some(Ok(match held {
-                Some(permit) => body::hold(response, permit),
-                None => response,
-            }));
-            return;
-        }
+    /// The last response, with the slot that it holds until its end.
+    fn hand_over(&mut self, response: Response) {
+        let permit = if self.permit.as_ref().is_some_and(Permit::holds_slot) { self.permit.take() } else { None };
+        self.permit = None;
+        self.last = Some(Ok(match permit {
+            Some(permit) => body::hold(response, permit),
+            None => response,
+        }));
+    }
+
+    /// Keeps the response until the next commit, so that its connection and its slot are free.
+    async fn keep(&mut self, call: &Call, verdict: Verdict) -> Instant {
+        let Some(Ok(response)) = self.last.take() else {
+            return clock::now();
+        };
         let status = response.status();
         let until = earliest(clock::now().checked_add(DRAIN.1), call.deadline());
         let one_at_a_time = response.version() <= http::Version::HTTP_11;
-        let (taken, end) = Box::pin(body::read(response, DRAIN.0, until)).await;
+        let (taken, end) = body::read(response, DRAIN.0, until).await;
         if end == End::Whole && one_at_a_time {
             let _ = clock::before(call.deadline(), clock::sleep_until(clock::now() + POOLED)).await;
         }
@@ -338,6 +354,7 @@ impl<'a, T: Transport> Wire<'a, T> {
             emit(self.client.observer(), || Event::Redirected { key, status });
         }
         self.tell_wait(call);
+        clock::now()
     }
 
     /// Headers that could not be read are absent; one event says so.
@@ -365,13 +382,6 @@ impl<'a, T: Transport> Wire<'a, T> {
     }
 }
 
-fn broken(error: Option<reqwest::Error>) -> Error {
-    match error {
-        Some(error) => Error::body(error.into()),
-        None => Error::cut(Cause::Reset, SentState::Sent),
-    }
-}
-
 /// Each name in `fresh` takes the place of what was there.
 fn replace(headers: &mut HeaderMap, fresh: HeaderMap) {
     let mut last = None;
@@ -384,13 +394,6 @@ fn replace(headers: &mut HeaderMap, fresh: HeaderMap) {
             (None, Some(name)) => drop(headers.append(name, value)),
             (None, None) => {}
         }
-    }
-}
-
-fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
     }
 }
 

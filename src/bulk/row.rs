@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Attempt, Error, Key, ResponseExt, Stop, clock,
-    outgoing::{KeyFrom, Options},
+    outgoing::{KeyFrom, Options, Overrides},
 };
 
 /// A job in a lane.
@@ -90,14 +90,14 @@ impl Row {
             claim.start();
         }
         let request = self.request();
-        let mut options = Options {
+        let mut options = Options::from(Overrides {
             key: self.job.key,
             // Inside the attempt, so that a broken one is retried.
             buffered: Some(start.space.each),
             idempotency_key: self.job.idempotency_key.clone().map(KeyFrom::Caller),
             escort: Some(Arc::<Ticket>::clone(&ticket)),
-            ..Options::default()
-        };
+            ..Overrides::default()
+        });
         for (unit, units) in &self.job.units {
             options.state(unit.clone(), *units);
         }
@@ -107,7 +107,8 @@ impl Row {
         Box::pin(async move {
             let leaving = Leaving(ticket);
             let call = async {
-                let response = client.run(request?, options).await?;
+                let mut request = client.outgoing(request?, options)?;
+                let response = client.run(&mut request).await?;
                 leaving.0.set_answered();
                 Ok(answer(response, &space, until).await)
             };

@@ -348,9 +348,39 @@ pub(super) enum Interest {
     Limit,
 }
 
-/// Sorts out what cannot be about limits, eight bytes of a name at a time: the common headers have few of the letters
-/// that `limit`, `remain`, `retry`, `quota` and `floodcontrol` have.
+/// Sorts out what cannot be about limits; the commonest headers first.
 pub(super) fn interest(name: &str) -> Option<Interest> {
+    if is_common(name) { None } else { look(name) }
+}
+
+/// Headers that are in most answers, all longer than eight bytes: those are sorted out by their length.
+fn is_common(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "content-type"
+            | "content-length"
+            | "content-encoding"
+            | "cache-control"
+            | "keep-alive"
+            | "last-modified"
+            | "set-cookie"
+            | "transfer-encoding"
+            | "accept-ranges"
+            | "x-request-id"
+            | "x-frame-options"
+            | "x-xss-protection"
+            | "x-content-type-options"
+            | "referrer-policy"
+            | "strict-transport-security"
+            | "content-security-policy"
+            | "access-control-allow-origin"
+    )
+}
+
+/// Eight bytes of a name at a time: most headers have few of the letters that `limit`, `remain`, `retry`, `quota` and
+/// `floodcontrol` have.
+fn look(name: &str) -> Option<Interest> {
     let bytes = name.as_bytes();
     // No name about limits is shorter than `ratelimit`.
     let last = bytes.len().checked_sub(8).filter(|last| *last > 0)?;

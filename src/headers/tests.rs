@@ -161,6 +161,9 @@ fn names_are_sorted_out_by_their_words() {
             assert_eq!(interest(&name), expected, "{name}");
         }
     }
+    for common in ["content-type", "x-request-id", "x-frame-options", "strict-transport-security", "last-modified"] {
+        assert_eq!((interest(common), interest(&format!("{common}-limit"))), (None, Some(Interest::Limit)), "{common}");
+    }
     assert_eq!(interest("x-app-usage"), Some(Interest::Limit));
     assert_eq!(interest("x-ratelimit-retry-after"), Some(Interest::Retry));
     assert_eq!(interest("date"), None);

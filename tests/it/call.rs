@@ -241,6 +241,26 @@ async fn a_stream_is_sent_once_and_a_made_stream_again() {
     assert_eq!(net.bodies(), ["ab", "ab"]);
 }
 
+/// The caller's code may take its time: nothing is committed before it is done.
+#[tokio::test(start_paused = true)]
+async fn a_body_is_made_before_its_request_is_committed() {
+    let net = Net::new([status(503), status(200)]);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (log, order) = (told.clone(), told.clone());
+    let observer = move |event: &Event| {
+        if let Event::Sent { .. } = event {
+            log.lock().unwrap().push("sent");
+        }
+    };
+    let client = net.client().policy(policy()).observer(observer).build().unwrap();
+    let body = move || {
+        order.lock().unwrap().push("made");
+        stream(&["a"])
+    };
+    client.put(URL).body_with(body).send().await.unwrap();
+    assert_eq!(*told.lock().unwrap(), ["made", "sent", "made", "sent"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_small_form_is_collected_and_sent_again() {
     let net = Net::new([status(503), status(200)]);
