@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, RwLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
     time::Duration,
@@ -343,10 +343,11 @@ fn a_key_that_leaves_as_it_is_used_never_doubles_its_budget() {
     let (keyed, config) = (Arc::new(Keyed::default()), Arc::new(config(vec![Quota::per_second(8)], 4)));
     // Whoever acts holds the present instant still.
     let (clock, done) = (Arc::new(RwLock::new(0u64)), Arc::new(AtomicBool::new(false)));
+    let turns = Arc::new(AtomicU64::new(0));
     let keys: Vec<Key> = (0..4).map(|i| Key::from(format!("k{i}"))).collect();
     let users = [0, 1, 2].map(|user| {
-        let (keyed, config, clock, done, keys) =
-            (Arc::clone(&keyed), Arc::clone(&config), Arc::clone(&clock), Arc::clone(&done), keys.clone());
+        let (keyed, config, keys) = (Arc::clone(&keyed), Arc::clone(&config), keys.clone());
+        let (clock, done, turns) = (Arc::clone(&clock), Arc::clone(&done), Arc::clone(&turns));
         std::thread::spawn(move || {
             let mut sent: BTreeMap<(usize, u64), u64> = BTreeMap::new();
             let mut turn = user;
@@ -357,6 +358,7 @@ fn a_key_that_leaves_as_it_is_used_never_doubles_its_budget() {
                 let which = (turn + usize::try_from(*now / STEP / 16).unwrap()) % keys.len();
                 let took = use_once(&keyed, &keys[which], &config, Tick::from_nanos(*now));
                 *sent.entry((which, *now)).or_default() += took;
+                turns.fetch_add(1, Relaxed);
             }
             sent
         })
@@ -365,7 +367,11 @@ fn a_key_that_leaves_as_it_is_used_never_doubles_its_budget() {
         let now = clock.read().unwrap();
         keyed.sweep(Tick::from_nanos(*now), usize::MAX);
         drop(now);
-        std::thread::yield_now();
+        // However busy the machine is, somebody has had a turn.
+        let before = turns.load(Relaxed);
+        while turns.load(Relaxed) == before {
+            std::thread::yield_now();
+        }
         // Long enough for all to rest, now and then.
         *clock.write().unwrap() += if step % 16 == 15 { STEP * 16 } else { STEP };
     }
