@@ -176,6 +176,15 @@ impl Client {
         self.inner.scheme.name().as_str()
     }
 
+    /// The idempotency key that these headers bring with them.
+    #[cfg(feature = "bulk")]
+    pub(crate) fn key_in(&self, headers: &HeaderMap) -> Option<String> {
+        let scheme = &self.inner.scheme;
+        let value = headers.get(scheme.name())?.to_str().ok()?;
+        let is_it = |key: &&str| scheme.value(key).is_ok_and(|made| made == value);
+        [value, value.trim_matches('"')].into_iter().find(is_it).map(str::to_owned)
+    }
+
     /// How long a server remembers a key.
     #[cfg(feature = "bulk")]
     pub(crate) fn key_lifetime(&self) -> std::time::Duration {

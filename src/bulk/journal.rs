@@ -150,7 +150,13 @@ impl Journal {
     pub(super) fn open(opening: Opening<'_>) -> io::Result<Self> {
         // A link is not followed: a new file takes its place.
         let alone = (!opening.path.is_symlink()).then(|| files::open_alone(opening.path)).transpose()?;
-        let there = if opening.resume { read(opening.path)? } else { None };
+        let there = read(opening.path)?;
+        if !opening.resume && there.as_ref().is_some_and(|(_, open, _)| !open.is_empty()) {
+            let why = "a run was interrupted, and rows of it may have been executed: resume it, or remove this file \
+                       with its results";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
+        let there = there.filter(|_| opening.resume);
         let fresh = || Head {
             journal: 1,
             run: Uuid::new_v4(),

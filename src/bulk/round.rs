@@ -2,6 +2,8 @@
 //!
 //! Invariant: pure.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::row::Answer;
@@ -18,9 +20,11 @@ pub(super) enum Again {
 
 /// A throttled row goes on, until an asked wait exceeds `max_server_wait`: a rate limit is no failure. What the policy
 /// says may not be repeated is not.
-pub(super) fn again(end: &Result<Answer, Error>, refused: bool) -> Again {
+pub(super) fn again(end: &Result<Answer, Error>, refused: bool, longest: Duration) -> Again {
     match end {
         Ok(answer) if refused => match answer.stop {
+            // The deadline came first: a wait that no round waits for is told now, with its answer.
+            Stop::Deadline if answer.asked.is_some_and(|asked| asked > longest) => Again::TooLong,
             Stop::MaxAttempts | Stop::Deadline | Stop::Refused => Again::Throttled,
             Stop::ServerWaitTooLong => Again::TooLong,
             _ => Again::No,

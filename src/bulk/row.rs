@@ -59,6 +59,8 @@ pub(super) struct Answer {
     held: Held,
     pub(super) attempts: Vec<Attempt>,
     pub(super) stop: Stop,
+    /// The wait that the server asked for last.
+    pub(super) asked: Option<Duration>,
 }
 
 pub(super) type Flight = Pin<Box<dyn Future<Output = Landing> + Send>>;
@@ -207,7 +209,7 @@ async fn unless_stopped<F: Future>(call: F, gate: &Gate, ticket: &Ticket) -> Opt
 
 async fn answer(mut response: Response, space: &Space, until: Option<Instant>) -> Answer {
     let history = response.history();
-    let (attempts, stop) = (history.attempts().to_vec(), history.stop());
+    let (attempts, stop, asked) = (history.attempts().to_vec(), history.stop(), history.asked_wait());
     let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
     let late = || Err(Failure::new("deadline", "deadline of the row reached while its body was read"));
     let mut held = Held::default();
@@ -215,7 +217,7 @@ async fn answer(mut response: Response, space: &Space, until: Option<Instant>) -
     if body.is_err() {
         held = Held::default();
     }
-    Answer { status, headers, body, held, attempts, stop }
+    Answer { status, headers, body, held, attempts, stop, asked }
 }
 
 async fn body(mut response: Response, space: &Space, held: &mut Held) -> Result<Bytes, Failure> {

@@ -159,6 +159,9 @@ impl<S: Stream<Item = Job>> Run<S> {
         }
         self.line = job.line.unwrap_or(self.line + 1);
         books.check(self.line)?;
+        if let (None, Ok(request)) = (&job.idempotency_key, &job.request) {
+            job.idempotency_key = self.start.client.key_in(request.headers());
+        }
         let entry = match &job.claim {
             Some(claim) => books.enter_claimed(&job, claim, self.start.keys)?,
             None => books.enter(&job, self.line)?,
@@ -263,7 +266,7 @@ impl<S: Stream<Item = Job>> Run<S> {
             Err(error) => error.history().attempts(),
         };
         row.note(attempts, standing);
-        match again(&end, standing.refused) {
+        match again(&end, standing.refused, self.start.client.longest_wait()) {
             Again::No => self.end_of(row, end, None, now),
             Again::TooLong => self.end_of(row, end, Some(TOO_LONG), now),
             Again::Throttled if given_up => {

@@ -58,10 +58,19 @@ pub(crate) struct Lease {
 const REMEMBERED: usize = 64;
 
 impl Lease {
-    /// A quota that every process of the fleet has configured. `id` says what it has to agree in.
-    pub(crate) fn configured(quota: &Quota, round_trip: u64) -> Self {
+    /// A quota that every process of the fleet has configured, one of `all`. Its id says what they have to agree in; of
+    /// several alike the smallest is the first, in whatever order they are told.
+    pub(crate) fn configured(quota: &Quota, all: &[Quota], round_trip: u64) -> Self {
         let contract = if quota.contract() == Contract::Window { "window" } else { "bucket" };
-        let id = format!("{contract}/{}/{}", quota.per().as_nanos(), quota.unit_ref());
+        let mut id = format!("{contract}/{}/{}", quota.per().as_nanos(), quota.unit_ref());
+        let alike = |other: &&Quota| {
+            (other.contract(), other.per(), other.unit_ref()) == (quota.contract(), quota.per(), quota.unit_ref())
+        };
+        let size = |quota: &Quota| (quota.units(), quota.burst_units());
+        let smaller = all.iter().filter(alike).filter(|other| size(other) < size(quota)).count();
+        if smaller > 0 {
+            id.push_str(&format!("/{smaller}"));
+        }
         let birth = quota.burst_units();
         Self::new((id.into(), Box::default()), quota, birth, round_trip)
     }

@@ -63,7 +63,7 @@ impl KeyState {
     fn new(config: &Config, now: Tick) -> Self {
         let round_trip = config.hub.as_ref().map(|hub| hub.round_trip());
         let meter = |quota| match (Meter::full(quota, now), round_trip) {
-            (meter, Some(round_trip)) => meter.leased(Lease::configured(quota, round_trip)),
+            (meter, Some(round_trip)) => meter.leased(Lease::configured(quota, &config.quotas, round_trip)),
             (meter, None) => meter,
         };
         let meters: Vec<Meter> = config.quotas.iter().map(meter).collect();

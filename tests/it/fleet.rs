@@ -138,6 +138,26 @@ async fn two_limiters_with_two_quotas_on_one_key_keep_both() {
     assert!(f64::from(all) >= 75.0 * part && f64::from(of_both.units(began, began + 5 * SECOND)) >= 15.0 * part);
 }
 
+/// Of the same window too, in whatever order.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_quotas_of_one_window_hold_both() {
+    if skip() {
+        return;
+    }
+    let redis = Redis::standalone().await;
+    let stalls = Stalls::watch();
+    let (many, few) = (Quota::window(100, SECOND), Quota::window(20, SECOND));
+    let one = limiter(fleet(&redis), [many.clone(), few.clone()]).await;
+    let other = limiter(fleet(&redis), [few, many]).await;
+    let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
+    drive(&mut calls, &one, (4, 1), began + 4 * SECOND, &starts);
+    drive(&mut calls, &other, (4, 1), began + 4 * SECOND, &starts);
+    calls.join_all().await;
+    let (most, all) = (starts.most(stalls.nearly(SECOND)), starts.units(began, began + 4 * SECOND));
+    assert!(most <= 20, "{most} in a second");
+    assert!(f64::from(all) >= 55.0 * stalls.least(1.0), "{all}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn costs_above_one_and_units_are_shared() {
     if skip() {

@@ -160,3 +160,129 @@ async fn rows_that_may_be_executed_twice_are_counted_before_they_are_sent() {
     // Now they are done.
     assert!(!said(&job::run("--retry-failed", &paths).await).contains("may have been executed"));
 }
+
+/// Killed before its first result a run has nothing in OUT, and all in its journal.
+#[cfg(unix)]
+#[tokio::test]
+async fn what_a_killed_run_left_is_not_started_anew() {
+    let slow = Entry { delay_ms: Some(30_000), ..Entry::status(200) };
+    let server = Rows::start(slow, [].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", posts(&server, 0..4));
+    let out = folder.file("out.jsonl");
+    let paths = [jobs.as_path(), Path::new("-o"), &out];
+    let mut first = job::command("", &paths).spawn().unwrap();
+    until("requests", || server.book().arrivals.len() == 4).await;
+    first.kill().await.unwrap();
+    let sent = server.book().arrivals.len();
+    for out_is_there in [true, false] {
+        if !out_is_there {
+            std::fs::remove_file(&out).unwrap();
+        }
+        let again = job::run("--idempotency-key auto", &paths).await;
+        assert_eq!(again.status.code(), Some(2), "{}", said(&again));
+        assert!(said(&again).contains("out.jsonl.journal: a run was interrupted"), "{}", said(&again));
+    }
+    assert_eq!(server.book().arrivals.len(), sent);
+    let other = folder.write("out.jsonl.journal", "mine\n");
+    assert_eq!(job::run("", &paths).await.status.code(), Some(2));
+    assert_eq!(std::fs::read_to_string(other).unwrap(), "mine\n");
+}
+
+#[tokio::test]
+async fn what_is_read_is_not_written_over() {
+    let server = Rows::start(Entry::status(200), [].into()).await;
+    let folder = Folder::new();
+    let text = posts(&server, 1..4);
+    let jobs = folder.write("jobs.jsonl", &text);
+    let out = folder.file("out.jsonl");
+    let [o, report, summary] = ["-o", "--report", "--summary"].map(Path::new);
+    for paths in [
+        &[jobs.as_path(), o, &jobs][..],
+        &[&jobs, o, &out, report, &jobs],
+        &[&jobs, o, &out, report, &out],
+        &[&jobs, o, &out, summary, &folder.file("out.jsonl.journal")],
+        &[&jobs, o, &out, summary, &folder.file("../").join(folder.file("").file_name().unwrap()).join("jobs.jsonl")],
+    ] {
+        for options in ["", "--resume"] {
+            let output = job::run(options, paths).await;
+            assert_eq!(output.status.code(), Some(2), "{paths:?}: {}", said(&output));
+            assert!(said(&output).contains("are the same file"), "{}", said(&output));
+        }
+    }
+    assert_eq!((folder.read("jobs.jsonl"), server.book().arrivals.len()), (text, 0));
+}
+
+/// A link stays one, and its file has one journal.
+#[cfg(unix)]
+#[tokio::test]
+async fn results_behind_a_link_are_the_files() {
+    let server = Rows::start(Entry::status(404), [].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", posts(&server, 1..4));
+    let (real, link) = (folder.write("real.jsonl", ""), folder.file("link.jsonl"));
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    for options in ["", "--retry-failed", "--retry-failed"] {
+        let output = job::run(options, &[&jobs, Path::new("-o"), &link]).await;
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    }
+    assert!(link.is_symlink() && folder.file("real.jsonl.journal").exists());
+    assert!(!folder.file("link.jsonl.journal").exists());
+    assert_eq!(folder.results("real.jsonl").len(), 3);
+}
+
+/// The key that a row's own header names is the row's.
+#[tokio::test]
+async fn a_key_in_a_rows_headers_is_its_key() {
+    let server = Rows::start(Entry::status(200), [].into()).await;
+    let folder = Folder::new();
+    let row = |n: u64| {
+        let url = server.url(n);
+        format!("{{\"method\":\"POST\",\"url\":\"{url}\",\"headers\":{{\"Idempotency-Key\":\"mine-{n}\"}}}}\n")
+    };
+    let jobs = folder.write("jobs.jsonl", [row(1), row(2)].concat());
+    let out = folder.file("out.jsonl");
+    let output = job::run("--idempotency-key auto", &[&jobs, Path::new("-o"), &out]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let results = folder.results("out.jsonl");
+    let keys: Vec<&str> = results.values().filter_map(|result| result["idempotency_key"].as_str()).collect();
+    assert_eq!(keys, ["mine-1", "mine-2"]);
+    let book = server.book();
+    assert_eq!(book.keys[&1].iter().map(Option::as_deref).collect::<Vec<_>>(), [Some("mine-1")]);
+}
+
+/// A wait that is longer than both the deadline and `--max-server-wait` is told with the answer that asked for it.
+#[tokio::test]
+async fn an_answer_that_asks_for_too_long_a_wait_is_the_result() {
+    let mut told = Entry::with_body(429, "later");
+    told.headers.push(("Retry-After".into(), "300".into()));
+    let server = Rows::start(told, [].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", format!("{{\"url\":\"{}\"}}\n", server.url(1)));
+    let out = folder.file("out.jsonl");
+    for options in ["", "--deadline 5s"] {
+        let _ = std::fs::remove_file(&out);
+        let output = job::run(options, &[&jobs, Path::new("-o"), &out]).await;
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        let result = &folder.results("out.jsonl")[&1];
+        assert_eq!((&result["status"], &result["headers"]["retry-after"]), (&429.into(), &"300".into()), "{result}");
+        assert_eq!(result["error"]["kind"], "throttled");
+    }
+}
+
+/// A password in a URL that stands where a file should is in no message.
+#[tokio::test]
+async fn a_store_in_the_place_of_a_file_is_named_without_its_password() {
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", "http://127.0.0.1:9/\n");
+    let store = Path::new("redis://user:hunter2@store/stream");
+    for paths in [&[store][..], &[&jobs, Path::new("-o"), store]] {
+        let output = job::run("", paths).await;
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(
+            !said(&output).contains("hunter2") && said(&output).contains("store") | said(&output).contains("--from")
+        );
+    }
+    let zero = job::run("--deadline 0s", &[&jobs]).await;
+    assert!(zero.status.code() == Some(2) && said(&zero).contains("--deadline 0s"), "{}", said(&zero));
+}

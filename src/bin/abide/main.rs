@@ -46,7 +46,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(*args),
         Command::Push(args) => push::run(&args),
         Command::Explain(explain) => explain.run(),
         Command::Serve(args) => serve::run(args),

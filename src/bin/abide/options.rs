@@ -1,6 +1,10 @@
 //! Options of `abide run`, and what the library makes of them.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use abide::{
     Backoff, Client, KeyScheme, Policy, Quota,
@@ -106,6 +110,9 @@ pub(crate) struct Args {
 impl Args {
     /// The client that they describe.
     pub(crate) fn client(&self, fleet: Option<Fleet>) -> Result<Client, String> {
+        if self.deadline.is_zero() {
+            return Err("--deadline 0s leaves no time to send anything".into());
+        }
         let (mut base, mut cap) = (Duration::from_millis(200), Duration::from_secs(20));
         let mut policy = Policy::default();
         if self.base.is_some() || self.cap.is_some() {
@@ -138,6 +145,34 @@ impl Args {
     /// The file of results.
     pub(crate) fn results(&self) -> Option<&str> {
         self.out.as_deref().filter(|out| *out != "-")
+    }
+
+    /// OUT behind a link is the file itself: its journal lies beside that, and the link is not written over.
+    pub(crate) fn follow_link(&mut self) {
+        let Some(out) = self.out.as_deref().map(Path::new) else { return };
+        if out == Path::new("/dev/stdout") {
+            self.out = Some("-".into());
+        } else if out.is_symlink() && out.is_file() {
+            let file = out.canonicalize().ok().and_then(|file| file.to_str().map(str::to_owned));
+            self.out = file.or_else(|| self.out.take());
+        }
+    }
+
+    /// What is read and what is written are files of their own.
+    pub(crate) fn check_files(&self) -> Result<(), String> {
+        let jobs = self.jobs.as_deref().filter(|jobs| *jobs != "-").map(PathBuf::from);
+        let out = self.results().map(PathBuf::from);
+        let journal = self.results().map(|out| PathBuf::from(format!("{out}.journal")));
+        let all = [jobs, out, journal, self.report.clone(), self.summary.clone()];
+        let mut seen: Vec<(PathBuf, PathBuf)> = Vec::new();
+        for path in all.into_iter().flatten().filter(|path| !path.exists() || path.is_file()) {
+            let place = place(&path);
+            if let Some((other, _)) = seen.iter().find(|(_, there)| *there == place) {
+                return Err(format!("{} and {} are the same file", other.display(), path.display()));
+            }
+            seen.push((path, place));
+        }
+        Ok(())
     }
 
     /// What is read, as it may be shown.
@@ -219,6 +254,13 @@ impl Args {
 }
 
 /// Name and value of `Name: value`.
+/// Where a file is, or will be.
+fn place(path: &Path) -> PathBuf {
+    let folder = |path: &Path| Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    whole.canonicalize().ok().or_else(|| folder(&whole)).unwrap_or(whole)
+}
+
 fn split(text: &str) -> Result<(HeaderName, &str), String> {
     let (name, value) = text.split_once(':').ok_or("-H: expected 'Name: value'")?;
     // Of what is no name only the first word: a colon may be missing, and one of the secret's be taken for it.

@@ -29,8 +29,9 @@ use crate::{
 const USAGE: u8 = 2;
 
 /// Runs the jobs; exit codes as in `--help`.
-pub(crate) fn run(args: &Args) -> ExitCode {
-    to_end(start(args))
+pub(crate) fn run(mut args: Args) -> ExitCode {
+    args.follow_link();
+    to_end(async { start(&args).await })
 }
 
 /// Drives `work` on a runtime of its own, and tells what hindered it.
@@ -52,12 +53,21 @@ pub(crate) fn to_end(work: impl Future<Output = Result<u8, String>>) -> ExitCode
 pub(crate) fn open(path: &str) -> Result<Input, String> {
     match path {
         "-" => Ok(Input::from_reader(stdin())),
+        path if is_store(path) => {
+            Err("a stream is no file: rows are read from one with --from, and pushed with --to".into())
+        }
         path => Input::open(path).map_err(|error| error.to_string()),
     }
 }
 
+/// A URL may hold a password: it is in no message.
+fn is_store(path: &str) -> bool {
+    ["redis", "valkey"].iter().any(|scheme| path.starts_with(scheme)) && path.contains("://")
+}
+
 async fn start(args: &Args) -> Result<u8, String> {
     let signals = Signals::obey()?;
+    args.check_files()?;
     match &args.from {
         Some(url) => from_stream(args, url, &signals).await,
         None => from_file(args, &signals).await,
@@ -148,6 +158,7 @@ fn bulk(args: &Args, fleet: Option<Fleet>) -> Result<(Bulk, bool), String> {
     match args.out.as_deref() {
         None | Some("-") if resumes => Err("--resume needs a file of results: -o OUT".into()),
         None | Some("-") => Ok((bulk.results_to(stdout()), true)),
+        Some(path) if is_store(path) => Err("-o: results go to a file, not to a store".into()),
         // A device or a pipe: there is nothing to come back to.
         Some(path) if Path::new(path).metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) => {
             if resumes {

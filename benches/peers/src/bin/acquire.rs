@@ -33,6 +33,10 @@ fn main() {
     let governor = governor::RateLimiter::keyed(governor::Quota::per_second(NonZeroU32::MAX));
     let take = || drop(governor.check_key(&"key"));
     println!("| governor (no commit, no give-back) | {:.0} | {:.0} |", best(1, &take), best(2, &take));
+    let most = 1 << 31;
+    let leaky = leaky_bucket::RateLimiter::builder().max(most).initial(most).refill(most).build();
+    let take = || assert!(leaky.try_acquire(1));
+    println!("| leaky-bucket (no key, no commit, no give-back) | {:.0} | {:.0} |", best(1, &take), best(2, &take));
     println!();
     for (part, _) in PARTS {
         let status = Command::new(std::env::current_exe().unwrap()).arg(part).status();
