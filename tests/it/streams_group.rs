@@ -123,3 +123,26 @@ async fn a_worker_that_follows_says_that_there_is_no_stream_yet() {
     let output = end_of(worker).await;
     assert_eq!(said(&output).matches("there is no stream jobs yet: waiting").count(), 1, "{}", said(&output));
 }
+
+/// A store that lets one in and then refuses is away until it does what it is asked: two lines, not two a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_refuses_is_away_until_it_serves() {
+    if skip() {
+        return;
+    }
+    let slow = Entry { delay_ms: Some(300), ..Entry::status(200) };
+    let server = Rows::start(slow, [].into()).await;
+    let stage = Stage::on(Redis::standalone().await);
+    let rows: String = (0..24).map(|n| format!("{{\"url\":\"{}\"}}\n", server.url(n))).collect();
+    assert_eq!(stage.push(rows).await.status.code(), Some(0));
+    let worker = stage.worker("out.jsonl", "--concurrency 2 --claim-after 15s").spawn().unwrap();
+    until("results", || stage.folder.lines("out.jsonl") >= 2).await;
+    stage.redis.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    stage.redis.cli(&["REPLICAOF", "NO", "ONE"]);
+    let output = end_of(worker).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let said = said(&output);
+    assert_eq!((said.matches("is away").count(), said.matches("is back").count()), (1, 1), "{said}");
+    assert_eq!(stage.folder.results("out.jsonl").len(), 24);
+}

@@ -257,6 +257,12 @@ fn named(outcome: &Outcome) -> String {
     }
 }
 
+/// The same command would meet it again.
+fn lasts(error: &io::Error) -> bool {
+    use io::ErrorKind::{AlreadyExists, InvalidData, InvalidInput, NotFound, UnexpectedEof};
+    matches!(error.kind(), AlreadyExists | InvalidData | InvalidInput | NotFound | UnexpectedEof)
+}
+
 fn finish<S>(args: &Args, run: &Run<S>, trouble: &OnceLock<io::Error>) -> Result<u8, String> {
     let summary = run.summary();
     if let Some(path) = &args.summary {
@@ -275,9 +281,13 @@ fn finish<S>(args: &Args, run: &Run<S>, trouble: &OnceLock<io::Error>) -> Result
     let code = match (run.end(), trouble.get()) {
         (Some(End::Failed), _) => {
             let why = run.error().map_or_else(String::new, ToString::to_string);
+            let hint = if run.error().is_some_and(lasts) { "" } else { hint };
             return Err(format!("stopped: {why}{hint}"));
         }
-        (_, Some(error)) => return Err(format!("{}: {error}{hint}", args.input())),
+        (_, Some(error)) => {
+            let hint = if lasts(error) { "" } else { hint };
+            return Err(format!("{}: {error}{hint}", args.input()));
+        }
         (Some(End::Interrupted), _) => {
             out::say(&format!("interrupted{hint}"));
             INTERRUPTED

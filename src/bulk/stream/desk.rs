@@ -168,7 +168,7 @@ impl Desk {
             }
             if let Some(mut link) = self.link.take() {
                 match self.turn(&mut link).await {
-                    Ok(()) => (self.link, self.state.failures) = (Some(link), 0),
+                    Ok(()) => self.served(link),
                     Err(error) => self.lose(&error, is_final(&error)),
                 }
             }
@@ -358,9 +358,6 @@ impl Desk {
         match self.group.connect().await {
             Ok(link) => {
                 let now = clock::now();
-                if std::mem::take(&mut self.state.away) {
-                    self.warn(&format!("the store {} is back", self.group.address));
-                }
                 let state = &mut self.state;
                 (state.recover, state.beat_at) = (true, now);
                 // Others come back as well, and give signs of life as soon as they are here.
@@ -369,6 +366,14 @@ impl Desk {
             }
             // One that has no room for a connection may have it later.
             Err(error) => self.lose(&error, is_refusal(&error)),
+        }
+    }
+
+    /// The store did what it was asked, and has not only let somebody in.
+    fn served(&mut self, link: Link) {
+        (self.link, self.state.failures) = (Some(link), 0);
+        if std::mem::take(&mut self.state.away) {
+            self.warn(&format!("the store {} is back", self.group.address));
         }
     }
 

@@ -352,11 +352,15 @@ struct Line<'a> {
 /// The store's own words, and which store it is; no login stands in either.
 fn as_io(group: &Group, error: &RedisError) -> io::Error {
     let Group { address, stream, name, .. } = group;
-    io::Error::other(match error.code() {
-        Some("NOGROUP") => format!("{address}: the stream {stream} or its group {name} is gone"),
-        Some("WRONGTYPE") => format!("{address}: {stream} is no stream"),
-        _ => format!("{address}: {error}"),
-    })
+    match error.code() {
+        Some("NOGROUP") => {
+            let why = format!("{address}: the stream {stream} or its group {name} is gone");
+            let then = "and with it what its workers did: a new group begins at the start of the stream";
+            io::Error::new(io::ErrorKind::NotFound, format!("{why}, {then}"))
+        }
+        Some("WRONGTYPE") => io::Error::new(io::ErrorKind::InvalidInput, format!("{address}: {stream} is no stream")),
+        _ => io::Error::other(format!("{address}: {error}")),
+    }
 }
 
 #[cfg(test)]
