@@ -1,6 +1,12 @@
 //! `abide push`: a file of rows into a stream.
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use abide::bulk::Push;
 
@@ -36,10 +42,19 @@ async fn push(args: &Args) -> Result<u8, String> {
     let mut push = push.from_line(args.from_line);
     let stopper = push.stopper();
     // Behind a batch.
-    signals.drain(move || stopper.drain());
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&interrupted);
+    signals.drain(move || {
+        told.store(true, Relaxed);
+        stopper.drain();
+    });
     let pushed = push.rows(input, out::say).await;
     out::say(&pushed.to_string());
     Ok(match &pushed.error {
+        Some(error) if interrupted.load(Relaxed) => {
+            out::say(&format!("interrupted: {error}"));
+            INTERRUPTED
+        }
         Some(error) => return Err(format!("stopped: {error}")),
         None if pushed.go_on.is_some() => INTERRUPTED,
         None => u8::from(pushed.bad > 0),

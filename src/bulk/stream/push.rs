@@ -158,7 +158,7 @@ impl Push {
     /// Adds a batch, also when the store is away in between.
     async fn add(&mut self, mut batch: Vec<Row>, pushed: &mut Pushed) -> io::Result<()> {
         let mut away: Option<Instant> = None;
-        let mut failures = 0;
+        let (mut failures, mut doubt) = (0, false);
         while !batch.is_empty() {
             // Once tried, it may be there.
             let done = match failures {
@@ -181,10 +181,12 @@ impl Push {
                 }
                 Err(error) => {
                     self.link = None;
+                    // A store that refuses has added nothing.
+                    doubt |= error.code().is_none();
                     let now = clock::now();
                     let late = now >= *away.get_or_insert(now + PATIENCE);
                     if is_final(&error) || late || self.gate.is_closed() {
-                        pushed.unsure_to = batch.last().map(|row| row.line).filter(|_| !is_final(&error));
+                        pushed.unsure_to = batch.last().map(|row| row.line).filter(|_| doubt);
                         return Err(self.named(&error));
                     }
                 }
