@@ -90,6 +90,11 @@ impl Books {
         let repeats = if settings.retry_failed { results.sums.maybe_executed } else { 0 };
         let maybe = "may have been executed, have no key, and are not safe to repeat";
         let told = (repeats > 0).then(|| format!("{repeats} rows that failed {maybe}: they are sent again"));
+        let is_lost = settings.resume && results.table.last_line() > 0;
+        let lost = journal.as_ref().filter(|journal| is_lost && journal.is_new).map(|_| {
+            let why = "it is not there, or has no head: rows that were on their way are not known, and are sent again";
+            format!("{}: {why}", journal_path.display())
+        });
         let unlocked = match (&results.unlocked, &results_path, journal.as_ref().map(|journal| &journal.unlocked)) {
             (Some(why), Some(path), _) => Some(named(path, why)),
             (.., Some(Some(why))) => Some(named(&journal_path, why)),
@@ -97,7 +102,7 @@ impl Books {
         };
         Ok(Self {
             results,
-            warnings: told.into_iter().chain(unlocked.map(|why| why.to_string())).collect(),
+            warnings: told.into_iter().chain(lost).chain(unlocked.map(|why| why.to_string())).collect(),
             results_path,
             journal,
             journal_path,

@@ -30,6 +30,8 @@ pub(super) struct Journal {
     fsync: bool,
     size: u64,
     compact_at: u64,
+    /// Nothing was there to go on with.
+    pub(super) is_new: bool,
     /// Why another run is not kept from it.
     pub(super) unlocked: Option<io::Error>,
 }
@@ -165,6 +167,7 @@ impl Journal {
             options: opening.options.clone(),
             past: Past::default(),
         };
+        let is_new = there.is_none();
         let (head, open, done) = there.unwrap_or_else(|| (fresh(), BTreeMap::new(), Done::default()));
         let path = opening.path.to_owned();
         let text = whole(&head, &open, opening.keeps_done.then_some(&done))?;
@@ -172,7 +175,7 @@ impl Journal {
         let size = text.len() as u64;
         let (keeps_done, fsync) = (opening.keeps_done, opening.fsync);
         let unlocked = alone.and_then(|(_, unlocked)| unlocked);
-        Ok(Self { path, file, head, open, done, keeps_done, fsync, size, compact_at: COMPACT_AT, unlocked })
+        Ok(Self { path, file, head, open, done, keeps_done, fsync, size, compact_at: COMPACT_AT, is_new, unlocked })
     }
 
     /// What an earlier run claimed and did not finish.

@@ -286,3 +286,20 @@ async fn a_store_in_the_place_of_a_file_is_named_without_its_password() {
     let zero = job::run("--deadline 0s", &[&jobs]).await;
     assert!(zero.status.code() == Some(2) && said(&zero).contains("--deadline 0s"), "{}", said(&zero));
 }
+
+/// Without its journal a run knows its results, and not what was on its way.
+#[tokio::test]
+async fn a_journal_that_is_lost_is_told_of() {
+    let server = Rows::start(Entry::status(200), [].into()).await;
+    let folder = Folder::new();
+    let jobs = folder.write("jobs.jsonl", posts(&server, 1..4));
+    let out = folder.file("out.jsonl");
+    let paths = [jobs.as_path(), Path::new("-o"), &out];
+    assert!(!said(&job::run("", &paths).await).contains("journal"));
+    assert!(!said(&job::run("--resume", &paths).await).contains("journal"));
+    std::fs::remove_file(folder.file("out.jsonl.journal")).unwrap();
+    let output = job::run("--resume", &paths).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(said(&output).contains("out.jsonl.journal: it is not there, or has no head"), "{}", said(&output));
+    assert_eq!(server.book().arrivals.len(), 3);
+}
