@@ -58,16 +58,15 @@ pub(crate) struct Lease {
 const REMEMBERED: usize = 64;
 
 impl Lease {
-    /// A quota that every process of the fleet has configured, one of `all`. Its id says what they have to agree in; of
+    /// One of `all` quotas that every process of the fleet has configured. Its id says what they have to agree in; of
     /// several alike the smallest is the first, in whatever order they are told.
-    pub(crate) fn configured(quota: &Quota, all: &[Quota], round_trip: u64) -> Self {
+    pub(crate) fn configured((place, quota): (usize, &Quota), all: &[Quota], round_trip: u64) -> Self {
         let contract = if quota.contract() == Contract::Window { "window" } else { "bucket" };
         let mut id = format!("{contract}/{}/{}", quota.per().as_nanos(), quota.unit_ref());
-        let alike = |other: &&Quota| {
-            (other.contract(), other.per(), other.unit_ref()) == (quota.contract(), quota.per(), quota.unit_ref())
-        };
-        let size = |quota: &Quota| (quota.units(), quota.burst_units());
-        let smaller = all.iter().filter(alike).filter(|other| size(other) < size(quota)).count();
+        let kind = |quota: &Quota| (quota.contract(), quota.per(), quota.unit_ref().clone());
+        let size = |place: usize, quota: &Quota| (quota.units(), quota.burst_units(), place);
+        let alike = all.iter().enumerate().filter(|(_, other)| kind(other) == kind(quota));
+        let smaller = alike.filter(|(other, it)| size(*other, it) < size(place, quota)).count();
         if smaller > 0 {
             id.push_str(&format!("/{smaller}"));
         }

@@ -62,11 +62,11 @@ pub(crate) struct Origin {
 impl KeyState {
     fn new(config: &Config, now: Tick) -> Self {
         let round_trip = config.hub.as_ref().map(|hub| hub.round_trip());
-        let meter = |quota| match (Meter::full(quota, now), round_trip) {
-            (meter, Some(round_trip)) => meter.leased(Lease::configured(quota, &config.quotas, round_trip)),
+        let meter = |(place, quota)| match (Meter::full(quota, now), round_trip) {
+            (meter, Some(round_trip)) => meter.leased(Lease::configured((place, quota), &config.quotas, round_trip)),
             (meter, None) => meter,
         };
-        let meters: Vec<Meter> = config.quotas.iter().map(meter).collect();
+        let meters: Vec<Meter> = config.quotas.iter().enumerate().map(meter).collect();
         let ramp = if config.rules.learn { Ramp::default() } else { Ramp::over() };
         let scope = Scope::new(meters, config.max_in_flight, ramp);
         let scope = round_trip.into_iter().fold(scope, Scope::shared);

@@ -147,8 +147,8 @@ async fn two_quotas_of_one_window_hold_both() {
     let redis = Redis::standalone().await;
     let stalls = Stalls::watch();
     let (many, few) = (Quota::window(100, SECOND), Quota::window(20, SECOND));
-    let one = limiter(fleet(&redis), [many.clone(), few.clone()]).await;
-    let other = limiter(fleet(&redis), [few, many]).await;
+    let one = limiter(fleet(&redis), [many.clone(), few.clone(), few.clone()]).await;
+    let other = limiter(fleet(&redis), [few.clone(), many, few]).await;
     let (starts, began, mut calls) = (Starts::default(), clock::now(), JoinSet::new());
     drive(&mut calls, &one, (4, 1), began + 4 * SECOND, &starts);
     drive(&mut calls, &other, (4, 1), began + 4 * SECOND, &starts);

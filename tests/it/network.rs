@@ -185,6 +185,6 @@ async fn an_answer_read_to_its_end_leaves_its_connection_to_the_next_attempt() {
     let seen = network.seen();
     let changed = seen.chunks(4).filter(|call| call.iter().any(|seen| seen.connection != call[0].connection)).count();
     assert_eq!((seen.len(), network.problems()), (4 * CALLS, Vec::new()));
-    // Without a moment for the pool it is a fifth of them, or more.
+    // Without a moment for the pool it is a seventh of them, or more.
     assert!(changed <= CALLS / 10, "{changed} of {CALLS} calls changed their connection");
 }

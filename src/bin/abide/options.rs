@@ -253,7 +253,6 @@ impl Args {
     }
 }
 
-/// Name and value of `Name: value`.
 /// Where a file is, or will be.
 fn place(path: &Path) -> PathBuf {
     let folder = |path: &Path| Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
@@ -261,6 +260,7 @@ fn place(path: &Path) -> PathBuf {
     whole.canonicalize().ok().or_else(|| folder(&whole)).unwrap_or(whole)
 }
 
+/// Name and value of `Name: value`.
 fn split(text: &str) -> Result<(HeaderName, &str), String> {
     let (name, value) = text.split_once(':').ok_or("-H: expected 'Name: value'")?;
     // Of what is no name only the first word: a colon may be missing, and one of the secret's be taken for it.

@@ -106,8 +106,8 @@ impl Source {
         Self { claim_after, ..self }
     }
 
-    /// Waits for more rows at the end of the stream, and for a stream that is not there yet. Default: it is over when the stream is read to its end and every
-    /// row of the group is acknowledged, also those of other workers, which might die.
+    /// Waits for more rows at the end of the stream, and for a stream that is not there yet. Default: it is over when the
+    /// stream is read to its end and every row of the group is acknowledged, also those of other workers, which might die.
     pub fn follow(self) -> Self {
         Self { follow: true, ..self }
     }
